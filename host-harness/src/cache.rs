@@ -8,7 +8,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 #[derive(Debug)]
 pub struct Cache {
     capacity: usize,
-    places: HashMap<u64, usize, BuildHasherDefault<Already>>,
+    places: HashMap<u64, usize, BuildHasherDefault<IdentityHasher>>,
     nodes: Vec<Node>,
     /// Unused nodes.
     free: Vec<usize>,
@@ -116,9 +116,9 @@ impl Cache {
 
 /// Sequence hashes need no further hashing.
 #[derive(Debug, Default)]
-pub struct Already(u64);
+pub struct IdentityHasher(u64);
 
-impl Hasher for Already {
+impl Hasher for IdentityHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::engines::MODEL;
 use crate::sse;
 
-/// After this long an answer is not coming, where the request does not say otherwise.
+/// Default limit of the wait for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// A request to send.
@@ -78,7 +78,7 @@ impl Ask {
         self.header_bytes(name, value.as_bytes())
     }
 
-    /// With so long for its answer.
+    /// Sets the limit of the wait for the answer.
     pub fn within(mut self, limit: Duration) -> Ask {
         self.limit = limit;
         self
@@ -244,7 +244,7 @@ impl Reply {
         reply
     }
 
-    /// The message of pd-router's own error with this status and code; fails otherwise.
+    /// The message of pd-router's own error with this status and code; fails if they differ.
     #[track_caller]
     pub fn expect_code(&self, status: u16, code: &str) -> String {
         let message = self.expect_error(status);

@@ -79,16 +79,16 @@ impl Conversation {
     }
 
     /// Appends the answer to the conversation.
-    pub fn hear(&mut self, reply: &Reply) {
+    pub fn append_reply(&mut self, reply: &Reply) {
         let text: String = match self.turns % 2 {
-            1 => said(&reply.json()["choices"][0]["message"]).to_owned(),
+            1 => content(&reply.json()["choices"][0]["message"]).to_owned(),
             _ => {
                 let events = reply.events();
                 let deltas = events.iter().map(|event| &event["choices"][0]["delta"]);
-                deltas.map(said).collect()
+                deltas.map(content).collect()
             }
         };
-        assert!(!text.is_empty(), "nothing was said: {reply:?}");
+        assert!(!text.is_empty(), "the answer has no text: {reply:?}");
         self.messages
             .push(json!({"role": "assistant", "content": text}));
     }
@@ -114,12 +114,12 @@ impl Conversation {
 
     async fn turn_as(&mut self, gateway: SocketAddr, ask: Ask) -> Reply {
         let reply = client::send(gateway, ask).await.expect(200);
-        self.hear(&reply);
+        self.append_reply(&reply);
         reply
     }
 }
 
-fn said(message: &Value) -> &str {
+fn content(message: &Value) -> &str {
     message["content"].as_str().unwrap_or_default()
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::client::{self, Ask};
 use crate::engines::{Role, in_turns, with};
 use crate::paths;
-use crate::process::{Guarded, unique_name};
+use crate::process::{ProcessGroup, unique_name};
 use crate::vllm;
 use crate::wait::{GENEROUS, eventually};
 
@@ -20,35 +20,35 @@ pub const MODEL: &str = "tiny";
 
 /// What a Dynamo's workers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Make {
+enum WorkerKind {
     /// Two of each role, which pretend to be engines.
     Mockers,
     /// One of each role, a vLLM that hands over through NIXL.
     Vllm,
 }
 
-impl Make {
+impl WorkerKind {
     /// Workers of each role.
     fn count(self) -> u64 {
         match self {
-            Make::Mockers => 2,
-            Make::Vllm => 1,
+            WorkerKind::Mockers => 2,
+            WorkerKind::Vllm => 1,
         }
     }
 
     /// How long they take to start at most.
     fn start_limit(self) -> Duration {
         match self {
-            Make::Mockers => GENEROUS,
-            Make::Vllm => vllm::START_LIMIT,
+            WorkerKind::Mockers => GENEROUS,
+            WorkerKind::Vllm => vllm::START_LIMIT,
         }
     }
 
     /// The Python that has Dynamo.
     fn python(self) -> Command {
         match self {
-            Make::Mockers => Command::new(paths::dynamo_python()),
-            Make::Vllm => {
+            WorkerKind::Mockers => Command::new(paths::dynamo_python()),
+            WorkerKind::Vllm => {
                 let mut python = Command::new(paths::vllm_venv().join("bin/python"));
                 python.env("PYTHONPATH", paths::vllm_dynamo());
                 python
@@ -59,8 +59,8 @@ impl Make {
     /// What starts the workers of this role.
     fn workers(self, role: Role) -> Command {
         match self {
-            Make::Mockers => mockers(role, self.count()),
-            Make::Vllm => vllm::dynamo_worker(role),
+            WorkerKind::Mockers => mockers(role, self.count()),
+            WorkerKind::Vllm => vllm::dynamo_worker(role),
         }
     }
 }
@@ -69,25 +69,25 @@ impl Make {
 pub struct Dynamo {
     /// The frontend's address.
     pub frontend: SocketAddr,
-    make: Make,
+    kind: WorkerKind,
     folder: PathBuf,
-    prefill: Option<Guarded>,
-    decode: Option<Guarded>,
-    _frontend: Guarded,
+    prefill: Option<ProcessGroup>,
+    decode: Option<ProcessGroup>,
+    _frontend: ProcessGroup,
 }
 
 impl Dynamo {
     /// Starts a frontend with mockers and waits until the model is ready with all of them.
     pub async fn start() -> Dynamo {
-        Dynamo::start_with(Make::Mockers).await
+        Dynamo::start_with(WorkerKind::Mockers).await
     }
 
     /// The same with a vLLM of each role in the mockers' place.
     pub async fn start_with_vllm() -> Dynamo {
-        Dynamo::start_with(Make::Vllm).await
+        Dynamo::start_with(WorkerKind::Vllm).await
     }
 
-    async fn start_with(make: Make) -> Dynamo {
+    async fn start_with(kind: WorkerKind) -> Dynamo {
         let folder = paths::scratch().join(unique_name("dynamo"));
         // Model cards of an earlier run would be discovered again.
         let _ = std::fs::remove_dir_all(&folder);
@@ -96,7 +96,7 @@ impl Dynamo {
                 .unwrap_or_else(|error| panic!("cannot create {}: {error}", folder.display()));
         }
         let frontend = free_address();
-        let mut serve = make.python();
+        let mut serve = kind.python();
         serve
             .args(["-m", "dynamo.frontend"])
             .args(["--http-host", "127.0.0.1", "--router-mode", "direct"])
@@ -104,10 +104,10 @@ impl Dynamo {
         let serve = in_folder(&folder, serve);
         let dynamo = Dynamo {
             frontend,
-            make,
-            _frontend: Guarded::start(&serve, "dynamo-frontend").await,
-            prefill: Some(workers(make, &folder, Role::Prefill).await),
-            decode: Some(workers(make, &folder, Role::Decode).await),
+            kind,
+            _frontend: ProcessGroup::start(&serve, "dynamo-frontend").await,
+            prefill: Some(workers(kind, &folder, Role::Prefill).await),
+            decode: Some(workers(kind, &folder, Role::Decode).await),
             folder,
         };
         dynamo.wait_until_ready().await;
@@ -168,11 +168,11 @@ impl Dynamo {
 
     /// Starts workers of this role, with new ids, and waits until the frontend lists all of them.
     pub async fn add(&mut self, role: Role) {
-        let workers = workers(self.make, &self.folder, role).await;
+        let workers = workers(self.kind, &self.folder, role).await;
         self.workers(role).replace(workers);
         eventually("the frontend knows the workers", GENEROUS, || async {
             let now = self.ids(role).await;
-            if now.len() as u64 == self.make.count() {
+            if now.len() as u64 == self.kind.count() {
                 return Ok(());
             }
             Err(format!("{now:?}"))
@@ -187,7 +187,7 @@ impl Dynamo {
         self.wait_until_ready().await;
     }
 
-    fn workers(&mut self, role: Role) -> &mut Option<Guarded> {
+    fn workers(&mut self, role: Role) -> &mut Option<ProcessGroup> {
         match role {
             Role::Prefill => &mut self.prefill,
             Role::Decode | Role::Aggregated => &mut self.decode,
@@ -201,7 +201,7 @@ impl Dynamo {
 
     /// Waits until the frontend reports the model as ready with all its workers.
     pub async fn wait_until_ready(&self) {
-        eventually("Dynamo is ready", self.make.start_limit(), || {
+        eventually("Dynamo is ready", self.kind.start_limit(), || {
             self.readiness()
         })
         .await;
@@ -216,7 +216,7 @@ impl Dynamo {
         }
         let ready = reply.json();
         let types = &ready["namespaces"]["dynamo"]["worker_types"];
-        let complete = |role: &str| types[role]["workers"].as_u64() == Some(self.make.count());
+        let complete = |role: &str| types[role]["workers"].as_u64() == Some(self.kind.count());
         if complete("prefill") && complete("decode") {
             return Ok(());
         }
@@ -235,13 +235,13 @@ impl Dynamo {
     }
 }
 
-async fn workers(make: Make, folder: &Path, role: Role) -> Guarded {
-    let command = in_folder(folder, make.workers(role));
-    Guarded::start(&command, &format!("dynamo-{}", role.as_str())).await
+async fn workers(kind: WorkerKind, folder: &Path, role: Role) -> ProcessGroup {
+    let command = in_folder(folder, kind.workers(role));
+    ProcessGroup::start(&command, &format!("dynamo-{}", role.as_str())).await
 }
 
 fn mockers(role: Role, count: u64) -> Command {
-    let mut command = Make::Mockers.python();
+    let mut command = WorkerKind::Mockers.python();
     command
         .args(["-m", "dynamo.mocker", "--model-path"])
         .arg(paths::dynamo_model())

@@ -102,12 +102,12 @@ pub struct State {
     pub refused_rank_conflict: u64,
     /// Requests by kind.
     #[serde(default)]
-    pub requests_by_leg: Legs,
+    pub requests_by_leg: LegCounts,
 }
 
 /// Requests by kind.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-pub struct Legs {
+pub struct LegCounts {
     /// Prefill legs.
     pub prefill: u64,
     /// Decode legs.
@@ -131,7 +131,8 @@ impl State {
 
     /// The sum of both.
     pub fn plus(&self, other: &State) -> State {
-        let legs = |one: fn(&Legs) -> u64| one(&self.requests_by_leg) + one(&other.requests_by_leg);
+        let legs =
+            |one: fn(&LegCounts) -> u64| one(&self.requests_by_leg) + one(&other.requests_by_leg);
         State {
             requests: self.requests + other.requests,
             running: self.running + other.running,
@@ -159,7 +160,7 @@ impl State {
             refused_wrong_bootstrap: self.refused_wrong_bootstrap + other.refused_wrong_bootstrap,
             refused_used_room: self.refused_used_room + other.refused_used_room,
             refused_rank_conflict: self.refused_rank_conflict + other.refused_rank_conflict,
-            requests_by_leg: Legs {
+            requests_by_leg: LegCounts {
                 prefill: legs(|one| one.prefill),
                 decode: legs(|one| one.decode),
                 whole: legs(|one| one.whole),
@@ -170,7 +171,7 @@ impl State {
 
 /// One request as an engine received it.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Recorded {
+pub struct RecordedRequest {
     /// HTTP method.
     pub method: String,
     /// HTTP path.
@@ -183,7 +184,7 @@ pub struct Recorded {
     pub body_bytes: usize,
 }
 
-impl Recorded {
+impl RecordedRequest {
     /// Every value of the header `name`.
     pub fn values(&self, name: &str) -> Vec<&str> {
         let named = |(key, _): &&(String, String)| key.eq_ignore_ascii_case(name);
@@ -295,12 +296,12 @@ impl Engine {
     }
 
     /// The last requests to generation paths, oldest first.
-    pub async fn requests(&self) -> Vec<Recorded> {
+    pub async fn requests(&self) -> Vec<RecordedRequest> {
         ask(self.address, "/__requests").await
     }
 
     /// The only request to a generation path; fails unless there is exactly one.
-    pub async fn only_request(&self) -> Recorded {
+    pub async fn only_request(&self) -> RecordedRequest {
         let mut requests = self.requests().await;
         assert_eq!(
             requests.len(),

@@ -18,7 +18,7 @@ use crate::wait::{GENEROUS, eventually};
 
 /// Parts of a gateway, where the defaults do not fit.
 #[derive(Clone, Debug)]
-pub struct Build {
+pub struct GatewayParts {
     /// Worker threads. Default 2: nothing is correct that is correct only with one.
     pub threads: u16,
     /// The plugin.
@@ -27,10 +27,10 @@ pub struct Build {
     pub bootstrap: PathBuf,
 }
 
-impl Build {
+impl GatewayParts {
     /// As shipped, with this many worker threads.
-    pub fn on_threads(threads: u16) -> Build {
-        Build {
+    pub fn on_threads(threads: u16) -> GatewayParts {
+        GatewayParts {
             threads,
             plugin: paths::plugin(),
             bootstrap: paths::bootstrap(),
@@ -46,12 +46,12 @@ struct Ready {
     admin: SocketAddr,
     // Only of a simulated fleet.
     #[serde(default)]
-    engines: Vec<Simulated>,
+    engines: Vec<SimulatedEngine>,
 }
 
 /// An engine that the gateway's own process simulates.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Simulated {
+pub struct SimulatedEngine {
     /// Role, as the configuration spells it.
     pub role: String,
     /// Address of the engine.
@@ -65,7 +65,7 @@ pub struct Gateway {
     /// Address of metrics and readiness.
     pub admin: SocketAddr,
     /// The simulated engines, if requested.
-    pub engines: Vec<Simulated>,
+    pub engines: Vec<SimulatedEngine>,
     threads: u16,
     process: Process,
 }
@@ -95,7 +95,7 @@ impl Gateway {
         Gateway::start_with(proxy, 2, config, arguments).await
     }
 
-    /// The same with this many worker threads. [`Plan`](crate::plan::Plan) writes the arguments.
+    /// The same with this many worker threads. [`GatewayBuilder`](crate::gateway_builder::GatewayBuilder) writes the arguments.
     ///
     /// # Errors
     /// With the exit status and the log.
@@ -105,12 +105,17 @@ impl Gateway {
         config: &Value,
         arguments: &[&str],
     ) -> Result<Gateway, StartFailure> {
-        let command = configured(proxy, &Build::on_threads(threads), config, arguments);
+        let command = configured(proxy, &GatewayParts::on_threads(threads), config, arguments);
         Gateway::launch(proxy, threads, command).await
     }
 
     /// The same as [`Gateway::start`] with other parts.
-    pub async fn build(proxy: Proxy, build: &Build, config: &Value, arguments: &[&str]) -> Gateway {
+    pub async fn build(
+        proxy: Proxy,
+        build: &GatewayParts,
+        config: &Value,
+        arguments: &[&str],
+    ) -> Gateway {
         let command = configured(proxy, build, config, arguments);
         Gateway::launch(proxy, build.threads, command)
             .await
@@ -119,12 +124,12 @@ impl Gateway {
 
     /// The same as [`Gateway::start`] with one worker thread.
     pub async fn start_on_one_thread(proxy: Proxy, config: &Value, arguments: &[&str]) -> Gateway {
-        Gateway::build(proxy, &Build::on_threads(1), config, arguments).await
+        Gateway::build(proxy, &GatewayParts::on_threads(1), config, arguments).await
     }
 
     /// Starts a gateway with a simulated fleet of this size, such as `2x2`, and no configuration.
     pub async fn simulated(proxy: Proxy, size: &str) -> Gateway {
-        let build = Build::on_threads(2);
+        let build = GatewayParts::on_threads(2);
         let mut command = basic(proxy, &build);
         command.args(["--simulate", size]);
         Gateway::launch(proxy, build.threads, command)
@@ -286,7 +291,7 @@ pub fn worker(status: &Value, name: &str) -> Value {
 }
 
 /// The command line that all gateways share.
-fn basic(proxy: Proxy, build: &Build) -> Command {
+fn basic(proxy: Proxy, build: &GatewayParts) -> Command {
     let mut command = Command::new(paths::harness());
     command
         .args(["run", "--proxy", proxy.as_str()])
@@ -299,10 +304,10 @@ fn basic(proxy: Proxy, build: &Build) -> Command {
 
 /// Adds the paths of a usual gateway's files to the command.
 pub fn name_files(command: &mut Command, proxy: Proxy) {
-    name_parts(command, proxy, &Build::on_threads(2));
+    name_parts(command, proxy, &GatewayParts::on_threads(2));
 }
 
-fn name_parts(command: &mut Command, proxy: Proxy, build: &Build) {
+fn name_parts(command: &mut Command, proxy: Proxy, build: &GatewayParts) {
     command.arg("--plugin").arg(&build.plugin);
     if proxy == Proxy::Envoy {
         command
@@ -313,7 +318,7 @@ fn name_parts(command: &mut Command, proxy: Proxy, build: &Build) {
     }
 }
 
-fn configured(proxy: Proxy, build: &Build, config: &Value, arguments: &[&str]) -> Command {
+fn configured(proxy: Proxy, build: &GatewayParts, config: &Value, arguments: &[&str]) -> Command {
     let file = paths::scratch().join(format!("{}.json", unique_name("config")));
     std::fs::write(&file, config.to_string())
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));

@@ -5,30 +5,30 @@
 
 pub mod client;
 pub mod conversation;
-pub mod crew;
+pub mod dns_server;
 pub mod dynamo;
 pub mod endpoints;
+pub mod engine_set;
 pub mod engines;
+pub mod fixture;
 pub mod gateway;
+pub mod gateway_builder;
 pub mod golden;
 pub mod json_text;
 pub mod metrics;
-pub mod names;
 pub mod paths;
 pub mod plain;
-pub mod plan;
 pub mod process;
 pub mod protocols;
 pub mod raw;
-pub mod roster;
 pub mod scripted;
 pub mod sse;
-pub mod stage;
 pub mod threads;
 pub mod traffic;
-pub mod trailing;
+pub mod trailer_worker;
 pub mod vllm;
 pub mod wait;
+pub mod worker_document;
 
 /// The plugin's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ wait $envoy
 const THREADS: u16 = 2;
 
 /// Headers that only a trusted gateway in front may set; those of any other caller are removed before the plugin.
-const SAID_BY_GATEWAYS: [&str; 7] = [
+const GATEWAY_HEADERS: [&str; 7] = [
     "x-gateway-destination-endpoint-subset",
     "x-gateway-inference-objective",
     "x-gateway-inference-fairness-id",
@@ -76,11 +76,11 @@ impl Bootstrap {
     pub fn trusting(mut self) -> Bootstrap {
         let mutations =
             &mut self.manager()["early_header_mutation_extensions"][0]["typed_config"]["mutations"];
-        let said = |mutation: &Value| {
+        let is_gateway_header = |mutation: &Value| {
             let name = mutation["remove"].as_str().unwrap_or_default();
-            SAID_BY_GATEWAYS.contains(&name)
+            GATEWAY_HEADERS.contains(&name)
         };
-        list(mutations).retain(|mutation| !said(mutation));
+        list(mutations).retain(|mutation| !is_gateway_header(mutation));
         self
     }
 
@@ -210,8 +210,8 @@ async fn serves(process: &mut Process, admin_file: &PathBuf) -> (SocketAddr, Vec
     eventually("Envoy serves", GENEROUS, || async {
         let is_running = process.borrow_mut().is_running();
         assert!(is_running, "Envoy ended");
-        let said = std::fs::read_to_string(admin_file).map_err(|error| error.to_string())?;
-        let admin: SocketAddr = said.trim().parse().map_err(|_| said.clone())?;
+        let admin_text = std::fs::read_to_string(admin_file).map_err(|error| error.to_string())?;
+        let admin: SocketAddr = admin_text.trim().parse().map_err(|_| admin_text.clone())?;
         let page = |path| client::try_send(admin, Ask::get(path));
         let ready = page("/ready")
             .await

@@ -162,14 +162,14 @@ const GUARD: &str =
     r#"setsid "$@" </dev/null >&2 & echo $!; cat >/dev/null; kill -KILL -$! 2>/dev/null"#;
 
 /// A process that ignores its stdin, with all its children.
-pub struct Guarded {
+pub struct ProcessGroup {
     guard: Process,
     child: u32,
 }
 
-impl Guarded {
+impl ProcessGroup {
     /// Starts `command`; `what` is part of the log's name.
-    pub async fn start(command: &Command, what: &str) -> Guarded {
+    pub async fn start(command: &Command, what: &str) -> ProcessGroup {
         let mut guarded = Command::new("/bin/sh");
         guarded.args(["-c", GUARD, "guard"]);
         guarded.arg(command.get_program()).args(command.get_args());
@@ -181,7 +181,7 @@ impl Guarded {
         }
         let started = Process::start::<u32>(guarded, what).await;
         let (guard, child) = started.unwrap_or_else(|failure| failure.fail(what));
-        Guarded { guard, child }
+        ProcessGroup { guard, child }
     }
 
     /// Asks the process to end gracefully.
@@ -208,7 +208,7 @@ impl Guarded {
 }
 
 /// Kills the process and all its children at once, as `kill -9` does.
-impl Drop for Guarded {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.guard.close();
     }

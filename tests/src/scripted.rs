@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::engines::{MODEL, Recorded, Role};
+use crate::engines::{MODEL, RecordedRequest, Role};
 
 /// Pause between two pieces of an answer, so that each is sent separately.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -92,11 +92,11 @@ impl Answer {
     }
 }
 
-type Script = dyn Fn(&Recorded) -> Answer + Send + Sync;
+type Script = dyn Fn(&RecordedRequest) -> Answer + Send + Sync;
 
 /// The only HTTP version that a scripted worker speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speaks {
+pub enum HttpVersion {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2 in clear text with prior knowledge.
@@ -104,54 +104,56 @@ pub enum Speaks {
 }
 
 #[derive(Clone)]
-struct Stagehand {
+struct ScriptService {
     script: Arc<Script>,
-    got: Arc<Mutex<Vec<Recorded>>>,
+    got: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
 /// A scripted worker.
-pub struct Scripted {
+pub struct ScriptedWorker {
     /// Address of the worker.
     pub address: SocketAddr,
-    stagehand: Stagehand,
+    service: ScriptService,
     serving: JoinHandle<()>,
 }
 
-impl Scripted {
+impl ScriptedWorker {
     /// Starts a worker with this script.
-    pub async fn start(script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static) -> Scripted {
-        Scripted::start_at(Ipv4Addr::LOCALHOST.into(), Speaks::Http1, script).await
+    pub async fn start(
+        script: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+    ) -> ScriptedWorker {
+        ScriptedWorker::start_at(Ipv4Addr::LOCALHOST.into(), HttpVersion::Http1, script).await
     }
 
     /// Starts a worker on a free port of this host.
     pub async fn start_at(
         host: IpAddr,
-        speaks: Speaks,
-        script: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
-    ) -> Scripted {
+        version: HttpVersion,
+        script: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+    ) -> ScriptedWorker {
         let listener = TcpListener::bind((host, 0)).await;
         let listener = listener.unwrap_or_else(|error| panic!("no free port of {host}: {error}"));
         let address = listener.local_addr();
-        let stagehand = Stagehand {
+        let service = ScriptService {
             script: Arc::new(script),
             got: Arc::default(),
         };
-        Scripted {
+        ScriptedWorker {
             address: address.unwrap_or_else(|error| panic!("no address: {error}")),
-            serving: tokio::spawn(serve(listener, speaks, stagehand.clone())),
-            stagehand,
+            serving: tokio::spawn(serve(listener, version, service.clone())),
+            service,
         }
     }
 
     /// All received requests, oldest first.
-    pub fn requests(&self) -> Vec<Recorded> {
-        self.stagehand.got().clone()
+    pub fn requests(&self) -> Vec<RecordedRequest> {
+        self.service.got().clone()
     }
 
     /// The last received request.
     #[track_caller]
-    pub fn last(&self) -> Recorded {
-        let last = self.stagehand.got().last().cloned();
+    pub fn last(&self) -> RecordedRequest {
+        let last = self.service.got().last().cloned();
         last.unwrap_or_else(|| panic!("the worker got nothing"))
     }
 
@@ -165,14 +167,14 @@ impl Scripted {
     }
 }
 
-impl Drop for Scripted {
+impl Drop for ScriptedWorker {
     fn drop(&mut self) {
         self.serving.abort();
     }
 }
 
-impl Stagehand {
-    fn got(&self) -> MutexGuard<'_, Vec<Recorded>> {
+impl ScriptService {
+    fn got(&self) -> MutexGuard<'_, Vec<RecordedRequest>> {
         self.got.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -187,7 +189,7 @@ impl Stagehand {
             let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
             (name.to_string(), value)
         };
-        let recorded = Recorded {
+        let recorded = RecordedRequest {
             method: head.method.to_string(),
             path: head.uri.to_string(),
             headers: head.headers.iter().map(header).collect(),
@@ -228,19 +230,19 @@ fn written(
     response
 }
 
-async fn serve(listener: TcpListener, speaks: Speaks, stagehand: Stagehand) {
+async fn serve(listener: TcpListener, version: HttpVersion, service: ScriptService) {
     while let Ok((stream, _)) = listener.accept().await {
-        let stagehand = stagehand.clone();
-        let answer = service_fn(move |request| stagehand.clone().answer(request));
+        let service = service.clone();
+        let answer = service_fn(move |request| service.clone().answer(request));
         let stream = TokioIo::new(stream);
         // A gateway may break a connection.
         tokio::spawn(async move {
-            match speaks {
-                Speaks::Http1 => http1::Builder::new()
+            match version {
+                HttpVersion::Http1 => http1::Builder::new()
                     .serve_connection(stream, answer)
                     .await
                     .unwrap_or_default(),
-                Speaks::Http2 => http2::Builder::new(TokioExecutor::new())
+                HttpVersion::Http2 => http2::Builder::new(TokioExecutor::new())
                     .serve_connection(stream, answer)
                     .await
                     .unwrap_or_default(),
@@ -256,7 +258,8 @@ mod tests {
 
     #[tokio::test]
     async fn it_says_its_words_and_keeps_what_it_got() {
-        let worker = Scripted::start(|got| Answer::json(format!("{{\"path\":\"{}\"}}", got.path)));
+        let worker =
+            ScriptedWorker::start(|got| Answer::json(format!("{{\"path\":\"{}\"}}", got.path)));
         let worker = worker.await;
         let reply = send(worker.address, Ask::post("/a?b=1", "{}").header("x-y", "z")).await;
         assert_eq!(reply.expect(200).json(), json!({"path": "/a?b=1"}));

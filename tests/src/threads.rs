@@ -16,7 +16,7 @@ use crate::wait::{GENEROUS, eventually};
 const FOR_EACH: usize = 16;
 
 /// A request in flight.
-pub type Asked = JoinHandle<Result<Reply, Failure>>;
+pub type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
 /// HTTP/2 connections served by one thread. Requests over them do not wait for each other.
 pub struct Thread {
@@ -25,7 +25,7 @@ pub struct Thread {
 
 impl Thread {
     /// Starts a request; its answer is read to the end. Dropping the handle and aborting the task disconnects the client.
-    pub fn ask(&self, ask: Ask) -> Asked {
+    pub fn ask(&self, ask: Ask) -> PendingReply {
         let connection = self.handle();
         tokio::spawn(async move { connection?.send(ask).await })
     }
@@ -84,7 +84,7 @@ pub fn endless_ask(content: &str) -> Ask {
 
 /// Connections to each of `threads` threads of a gateway without other clients. The gateway's status page must be enabled, and
 /// its route must lead to its first pool.
-pub async fn told_apart(gateway: &Gateway, threads: usize) -> Vec<Thread> {
+pub async fn connections_by_thread(gateway: &Gateway, threads: usize) -> Vec<Thread> {
     let mut unknown = Vec::new();
     for _ in 0..enough(threads) {
         unknown.push(open(gateway.listen).await);

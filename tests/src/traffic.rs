@@ -29,7 +29,7 @@ const PARTNER_DIED: &str = "NIXL handshake failed";
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Requests sent.
-    pub asked: u64,
+    pub sent: u64,
     /// Requests with a complete and right answer.
     pub answered: u64,
     /// 503 with `retry-after`, by code.
@@ -71,7 +71,7 @@ impl Traffic {
                 connection: None,
                 tally: Arc::clone(&tally),
             };
-            tokio::spawn(client.ask_until(Arc::clone(&stop), number))
+            tokio::spawn(client.send_until(Arc::clone(&stop), number))
         });
         Traffic {
             clients: clients.collect(),
@@ -144,7 +144,7 @@ struct Client {
 }
 
 impl Client {
-    async fn ask_until(mut self, stop: Arc<AtomicBool>, number: usize) {
+    async fn send_until(mut self, stop: Arc<AtomicBool>, number: usize) {
         let streamed = number % 2 == 1;
         let prompt = format!("question of client {number}");
         let ask = match streamed {
@@ -152,11 +152,11 @@ impl Client {
             true => Ask::chat_stream(&prompt),
         };
         while !stop.load(Ordering::Relaxed) {
-            lock(&self.tally).asked += 1;
+            lock(&self.tally).sent += 1;
             let outcome = self.exchange(ask.clone()).await;
-            let whole = matches!(&outcome, Ok(reply) if reply.status == 200);
+            let complete = matches!(&outcome, Ok(reply) if reply.status == 200);
             note(&mut lock(&self.tally), outcome);
-            sleep(if whole { PAUSE } else { PAUSE_WHEN_PUT_OFF }).await;
+            sleep(if complete { PAUSE } else { PAUSE_WHEN_PUT_OFF }).await;
         }
     }
 
@@ -208,8 +208,8 @@ fn note(tally: &mut Tally, outcome: Result<Reply, Failure>) {
 /// Whether the engine reports, by its status or in a stream before the first token, that the KV could not be fetched.
 fn is_lost(reply: &Reply) -> bool {
     let text = reply.text();
-    let is_told_first = reply.status == 500 || streamed_tokens(&text) == Some(0);
-    is_told_first && text.contains(PARTNER_DIED)
+    let comes_first = reply.status == 500 || streamed_tokens(&text) == Some(0);
+    comes_first && text.contains(PARTNER_DIED)
 }
 
 /// Whether the gateway reports that an answer broke before any of it was passed on.
@@ -228,14 +228,14 @@ fn put_off_code(reply: &Reply) -> Option<String> {
 /// What is wrong with an answer of status 200.
 fn fault(reply: &Reply) -> Option<String> {
     let content = reply.header("content-type").unwrap_or_default();
-    let whole = match content.starts_with("text/event-stream") {
+    let complete = match content.starts_with("text/event-stream") {
         true => streamed_tokens(&reply.text()) == Some(TOKENS),
-        false => told_tokens(&reply.body) == Some(TOKENS),
+        false => completion_tokens(&reply.body) == Some(TOKENS),
     };
-    (!whole).then(|| format!("not the whole answer: {reply:?}"))
+    (!complete).then(|| format!("not the complete answer: {reply:?}"))
 }
 
-fn told_tokens(body: &[u8]) -> Option<u64> {
+fn completion_tokens(body: &[u8]) -> Option<u64> {
     let body: Value = serde_json::from_slice(body).ok()?;
     let text = body["choices"][0]["message"]["content"].as_str()?;
     (!text.is_empty()).then_some(())?;
@@ -293,8 +293,8 @@ mod tests {
     fn a_stream_without_its_end_is_wrong() {
         let sse = [("content-type", "text/event-stream")];
         let event = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
-        let whole = format!("{}data: [DONE]\n\n", event.repeat(4));
-        assert_eq!(noted(Ok(reply(200, &sse, &whole))).answered, 1);
+        let complete = format!("{}data: [DONE]\n\n", event.repeat(4));
+        assert_eq!(noted(Ok(reply(200, &sse, &complete))).answered, 1);
         assert_eq!(noted(Ok(reply(200, &sse, &event.repeat(4)))).wrong.len(), 1);
     }
 
@@ -315,8 +315,8 @@ mod tests {
     #[test]
     fn a_torn_answer_is_torn_and_a_missing_one_wrong() {
         assert_eq!(noted(Err(Failure::BreaksOff(String::new()))).torn, 1);
-        let told = r#"{"error":{"code":"broken_off"}}"#;
-        assert_eq!(noted(Ok(reply(502, &[], told))).torn, 1);
+        let body = r#"{"error":{"code":"broken_off"}}"#;
+        assert_eq!(noted(Ok(reply(502, &[], body))).torn, 1);
         assert_eq!(noted(Err(Failure::NoAnswer(String::new()))).wrong.len(), 1);
     }
 }

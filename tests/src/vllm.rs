@@ -13,7 +13,7 @@ use crate::client::{self, Ask};
 use crate::engines::{Role, in_turns, static_config, with};
 use crate::metrics::Metrics;
 use crate::paths;
-use crate::process::Guarded;
+use crate::process::ProcessGroup;
 use crate::wait::eventually;
 
 /// Model name of the engines.
@@ -25,10 +25,10 @@ pub const CONTEXT: u64 = 4096;
 /// Tokens in one of an engine's KV blocks.
 pub const BLOCK_TOKENS: u64 = 32;
 
-/// How long a prefill engine keeps what nobody fetches, as serve.sh has it.
+/// Lease of a hand-off on a prefill engine, as in serve.sh.
 pub const LEASE: Duration = Duration::from_secs(120);
 
-/// How long an answer may take: engines that poll take the CPU from each other.
+/// Limit of an answer: engines that poll take the CPU from each other.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Five engines that start side by side on two busy cores.
@@ -40,12 +40,12 @@ const SHOWN_LINES: usize = 12;
 /// Port of the first engine. The port after it is its side channel; the next engine's ports are two higher.
 const FIRST_PORT: u16 = 18100;
 
-/// What vLLM calls an engine's part in a hand-off.
+/// An engine's part in a hand-off, in vLLM's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvRole {
-    /// Computes prompts, and hands over.
+    /// Computes prompts, and issues hand-offs.
     Producer,
-    /// Takes over.
+    /// Pulls hand-offs.
     Consumer,
     /// Either.
     Both,
@@ -73,7 +73,7 @@ pub struct Engine {
     /// Address of the engine.
     pub address: SocketAddr,
     kv: KvRole,
-    process: Mutex<Option<Guarded>>,
+    process: Mutex<Option<ProcessGroup>>,
 }
 
 impl fmt::Debug for Engine {
@@ -95,7 +95,7 @@ impl Engine {
 
     /// Starts the engine and waits until it serves. Fails with the end of its log if it ends first.
     pub async fn start(&self) {
-        let process = Guarded::start(&serve(self.kv, self.address.port()), &self.name).await;
+        let process = ProcessGroup::start(&serve(self.kv, self.address.port()), &self.name).await;
         self.hold(Some(process));
         self.wait_until_it_serves().await;
     }
@@ -150,7 +150,7 @@ impl Engine {
         Some(lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n"))
     }
 
-    fn hold(&self, process: Option<Guarded>) {
+    fn hold(&self, process: Option<ProcessGroup>) {
         let mut held = self
             .process
             .lock()
@@ -200,7 +200,7 @@ fn serve(kv: KvRole, port: u16) -> Command {
     command
 }
 
-/// What starts a worker of a Dynamo that is a vLLM.
+/// The command of a Dynamo worker that is a vLLM.
 pub(crate) fn dynamo_worker(role: Role) -> Command {
     let kv = match role {
         Role::Prefill => KvRole::Producer,
@@ -219,7 +219,7 @@ fn dynamo_port(role: Role) -> u16 {
     }
 }
 
-/// The metrics of a worker of a Dynamo that is a vLLM.
+/// The metrics page of a Dynamo worker that is a vLLM.
 pub async fn dynamo_metrics(role: Role) -> Metrics {
     metrics_at(local(dynamo_port(role))).await
 }
@@ -233,7 +233,7 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-/// What an engine counts, in tokens, requests and, what it holds, as a share of its KV cache from 0 to 1.
+/// An engine's counts, in tokens and requests, and its share of the KV cache in use, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
     /// Prompt tokens.
@@ -261,7 +261,7 @@ pub enum Size {
     TwoPairs,
 }
 
-/// Fields of a pool whose deadlines leave engines as long as [`PATIENCE`] does.
+/// Fields of a pool whose deadlines are at least [`PATIENCE`].
 pub fn patient() -> Value {
     json!({
         "prefill": {"base_timeout_ms": 120_000},

@@ -97,14 +97,14 @@ mod tests {
 
     #[tokio::test]
     async fn eventually_asks_until_it_is_so() {
-        let asked = Cell::new(0);
-        let asked = &asked;
+        let attempts = Cell::new(0);
+        let attempts = &attempts;
         let answer = eventually("three", GENEROUS, || async move {
-            asked.set(asked.get() + 1);
-            if asked.get() < 3 {
-                return Err(format!("{}", asked.get()));
+            attempts.set(attempts.get() + 1);
+            if attempts.get() < 3 {
+                return Err(format!("{}", attempts.get()));
             }
-            Ok(asked.get())
+            Ok(attempts.get())
         })
         .await;
         assert_eq!(answer, 3);

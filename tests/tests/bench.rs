@@ -9,7 +9,7 @@ use pd_router_e2e::wait::judged;
 use pd_router_e2e::{Proxy, paths};
 use serde_json::Value;
 
-/// What a row has, whatever was measured.
+/// Fields that every row has.
 const KEYS: [&str; 15] = [
     "contender",
     "load",
@@ -79,7 +79,7 @@ fn check(report: &Value) {
         assert!(row["cpu_us_per_request"].as_f64() > Some(0.0), "{row}");
     }
     for name in ["envoy+buffer", "pd-router direct"] {
-        // Whole and streamed answers to small bodies, and one larger body.
+        // Unstreamed and streamed answers to small bodies, and one larger body.
         let of = |list: &str| {
             let all = report[list].as_array().into_iter().flatten();
             all.filter(|row| row["contender"] == name).count()

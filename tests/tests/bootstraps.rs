@@ -1,4 +1,4 @@
-//! What the bootstraps that are shipped have in common. That Envoy takes them is a test of the suite `deployments`.
+//! Properties that the shipped bootstraps share. The suite `deployments` tests that Envoy accepts them.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ fn stripped(name: &str) -> BTreeSet<String> {
     mutations.iter().map(Value::to_string).collect()
 }
 
-/// Where a request may pass the filter by, the listener alone takes out what a client must not say.
+/// If a request may bypass the filter, only the listener strips the headers that a client must not set.
 #[test]
 fn one_that_stays_open_strips_whatever_the_others_do() {
     let open = stripped("bootstrap-fail-open.yaml");
@@ -62,7 +62,7 @@ fn one_that_stays_open_strips_whatever_the_others_do() {
     }
 }
 
-/// What the filter believes to be there is there for the cluster too.
+/// The filter's workers are also the cluster's hosts.
 #[test]
 fn one_that_stays_open_names_the_hosts_of_its_cluster() {
     let bootstrap = parsed("bootstrap-fail-open.yaml");
@@ -94,7 +94,7 @@ fn one_that_stays_open_names_the_hosts_of_its_cluster() {
     };
     assert_eq!(believed, hosts.iter().map(address).collect::<Vec<_>>());
     assert!(!believed.is_empty());
-    // Both kinds of open are.
+    // Both the failed filter and the empty pool fail open.
     assert_eq!(config["failure_policy"], "FAIL_OPEN");
     assert_eq!(
         (&pool["on_empty"], &pool["protocol"]),
@@ -102,7 +102,7 @@ fn one_that_stays_open_names_the_hosts_of_its_cluster() {
     );
 }
 
-/// The paths that it lets through with the filter gone are those that a pool forwards by default.
+/// The paths allowed without the filter are those that a pool forwards by default.
 #[test]
 fn found_b5_one_that_stays_open_lets_the_inference_paths_through_and_no_others() {
     let bootstrap = parsed("bootstrap-fail-open.yaml");
@@ -112,7 +112,7 @@ fn found_b5_one_that_stays_open_lets_the_inference_paths_through_and_no_others()
         .iter()
         .filter_map(|one| one["name"].as_str())
         .collect();
-    // Behind the filter, whose own pages are no engine's.
+    // The rule stands behind the filter, whose own pages are no engine's.
     assert_eq!(
         names,
         ["pd_router", "only_inference", "envoy.filters.http.router"]

@@ -1,4 +1,4 @@
-//! The filter in front of a real Dynamo: the workers that it chose are the workers that answered.
+//! The filter in front of a real Dynamo: the selected workers are those that answer.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ static DYNAMO: Mutex<Option<Dynamo>> = Mutex::const_new(None);
 const REQUESTS: usize = 4;
 const CONNECTIONS: usize = 6;
 
-/// Between two requests of a client that always asks.
+/// Pause between two requests of a client.
 const PAUSE: Duration = Duration::from_millis(100);
 
 macro_rules! on_both_hosts {
@@ -60,7 +60,7 @@ on_both_hosts! {
 }
 
 async fn running<'a>(guard: &'a mut MutexGuard<'_, Option<Dynamo>>) -> &'a mut Dynamo {
-    // A test that failed half-way may have left one that is not whole; its drop ends it.
+    // A failed test may have left an incomplete Dynamo; its drop ends it.
     let whole = match guard.as_ref() {
         Some(dynamo) => dynamo.is_ready().await,
         None => false,
@@ -93,7 +93,7 @@ fn ask(body: &Value) -> Ask {
     Ask::post("/v1/chat/completions", body.to_string())
 }
 
-/// Fails where the two workers that Dynamo names are not those that the response headers name.
+/// Fails unless Dynamo and the response headers name the same two workers.
 fn assert_same_workers(reply: &Reply, nvext: &Value) -> (u64, u64) {
     let Pair { prefill, decode } = reply.pair();
     let id = |text: &str| {
@@ -191,7 +191,7 @@ async fn workers_that_restart_with_new_ids_are_found_again(proxy: Proxy, dynamo:
     until_these_answer(&gateway, dynamo).await;
 }
 
-/// Waits until requests are answered again and again, all by the workers that there are now.
+/// Waits until requests are answered repeatedly, all by the present workers.
 async fn until_these_answer(gateway: &Gateway, dynamo: &Dynamo) {
     let (prefill, decode) = (dynamo.prefill_ids().await, dynamo.decode_ids().await);
     eventually("the workers that there are answer", GENEROUS, || async {
@@ -212,14 +212,14 @@ async fn until_these_answer(gateway: &Gateway, dynamo: &Dynamo) {
     .await;
 }
 
-/// Waits until the gateway itself tells clients, again and again, that it cannot serve.
-async fn until_the_client_is_told(gateway: &Gateway, codes: &[&str]) {
-    eventually("the client is told", GENEROUS, || async {
+/// Waits until clients repeatedly get the gateway's own error that it cannot serve.
+async fn until_clients_get_503(gateway: &Gateway, codes: &[&str]) {
+    eventually("clients get the error", GENEROUS, || async {
         for number in 0..gateway.enough_connections() {
             let reply = gateway.try_send(ask(&body(number))).await;
             let reply = reply.map_err(|failure| failure.to_string())?;
-            let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
-            let code = &told["error"]["code"];
+            let error = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+            let code = &error["error"]["code"];
             let known = codes.iter().any(|right| code == *right);
             if reply.status != 503 || !known || reply.header("retry-after").is_none() {
                 return Err(format!("{}: {}", reply.status, reply.text()));
@@ -249,12 +249,15 @@ async fn all_decode_workers_are_restarted_again_and_again(proxy: Proxy, dynamo: 
         assert!(new.is_disjoint(&old), "ids are new at every start");
         until_these_answer(&gateway, dynamo).await;
     }
-    assert!(traffic.stop().await > 0, "nobody was answered meanwhile");
+    assert!(
+        traffic.stop().await > 0,
+        "no request was answered meanwhile"
+    );
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
 
-/// Clients that always ask, whatever happens: whoever is answered was answered by the workers that the filter chose.
+/// Clients in a loop: every answer is by the workers that the filter selected.
 struct Traffic {
     stop: Arc<AtomicBool>,
     clients: Vec<JoinHandle<u64>>,
@@ -298,11 +301,11 @@ async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &m
     for _ in 0..count(1, 5) {
         let old = dynamo.prefill_ids().await;
         dynamo.remove(Role::Prefill).await;
-        until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
+        until_clients_get_503(&gateway, &["prefill_not_activated"]).await;
         dynamo.remove(Role::Decode).await;
-        until_nobody_is_known(&gateway).await;
+        until_no_worker_is_known(&gateway).await;
         dynamo.add(Role::Decode).await;
-        until_the_client_is_told(&gateway, &["prefill_not_activated"]).await;
+        until_clients_get_503(&gateway, &["prefill_not_activated"]).await;
         dynamo.add(Role::Prefill).await;
         dynamo.wait_until_ready().await;
         let new = dynamo.prefill_ids().await;
@@ -313,13 +316,13 @@ async fn prefill_leaves_and_then_decode_and_both_return(proxy: Proxy, dynamo: &m
     gateway.assert_never_restarted(&processes);
 }
 
-/// Waits until the gateway knows that all workers have left: the model is unknown, or nobody serves it.
-async fn until_nobody_is_known(gateway: &Gateway) {
-    eventually("nobody is known", GENEROUS, || async {
+/// Waits until the gateway knows that all workers have left: the model is unknown, or has no workers.
+async fn until_no_worker_is_known(gateway: &Gateway) {
+    eventually("no worker is known", GENEROUS, || async {
         let reply = gateway.try_send(ask(&body(0))).await;
         let reply = reply.map_err(|failure| failure.to_string())?;
-        let told = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
-        let code = told["error"]["code"].as_str().unwrap_or_default();
+        let error = serde_json::from_slice::<Value>(&reply.body).unwrap_or_default();
+        let code = error["error"]["code"].as_str().unwrap_or_default();
         match (reply.status, code) {
             (404, _) | (503, "no_worker" | "no_decode_worker" | "no_fleet") => Ok(()),
             _ => Err(format!("{}: {}", reply.status, reply.text())),

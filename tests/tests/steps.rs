@@ -1,5 +1,5 @@
-//! What an event costs the plugin, counted in instructions and not in time: at most a constant for each byte that came, whatever
-//! the bytes are, and each byte once.
+//! The plugin's cost of an event, in instructions instead of time: at most a constant for each received byte, for any bytes,
+//! and each byte once.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,11 +9,11 @@ use pd_router_e2e::client::{self, Ask};
 use pd_router_e2e::engines::{MODEL, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
-/// Bytes of what is long.
+/// Bytes of a long input.
 const LENGTHS: [usize; 2] = [64 * 1024, 512 * 1024];
 
 /// Instructions for a byte. Text takes 25, the smallest values (`[1]`, `{}`) up to 470: each is read, counted and hashed.
@@ -22,28 +22,28 @@ const PER_BYTE: u64 = 600;
 /// Instructions for an event, however short.
 const PER_EVENT: u64 = 150_000;
 
-/// Instructions for a request: its placing, its calls and its end.
+/// Instructions for a request: its selection, its calls and its end.
 const PER_REQUEST: u64 = 2_000_000;
 
 const TICK: &str = "proxy_on_tick";
 
-/// A gateway that counts, and what its workers say.
+/// A gateway that counts its steps, and the answers of its two workers.
 struct Rig {
     gateway: Gateway,
-    said: Arc<Mutex<[Answer; 2]>>,
-    _workers: [Scripted; 2],
+    answers: Arc<Mutex<[Answer; 2]>>,
+    _workers: [ScriptedWorker; 2],
 }
 
 impl Rig {
     async fn start() -> Rig {
-        let said = Arc::new(Mutex::new([good_prefill(), good_decode()]));
-        let says = |at: usize| {
-            let said = Arc::clone(&said);
-            Scripted::start(move |_| {
-                said.lock().unwrap_or_else(PoisonError::into_inner)[at].clone()
+        let answers = Arc::new(Mutex::new([good_prefill(), good_decode()]));
+        let scripted_at = |at: usize| {
+            let answers = Arc::clone(&answers);
+            ScriptedWorker::start(move |_| {
+                answers.lock().unwrap_or_else(PoisonError::into_inner)[at].clone()
             })
         };
-        let workers = [says(0).await, says(1).await];
+        let workers = [scripted_at(0).await, scripted_at(1).await];
         let listed = [
             workers[0].listed(Role::Prefill),
             workers[1].listed(Role::Decode),
@@ -54,14 +54,14 @@ impl Rig {
         let gateway = Gateway::start_on_one_thread(Proxy::Wasmtime, &config, &counting).await;
         Rig {
             gateway,
-            said,
+            answers,
             _workers: workers,
         }
     }
 
-    /// The workers say this from now on.
-    fn says(&self, prefill: Answer, decode: Answer) {
-        *self.said.lock().unwrap_or_else(PoisonError::into_inner) = [prefill, decode];
+    /// Sets the answers of both workers.
+    fn set_answers(&self, prefill: Answer, decode: Answer) {
+        *self.answers.lock().unwrap_or_else(PoisonError::into_inner) = [prefill, decode];
     }
 
     async fn reset(&self) {
@@ -74,7 +74,7 @@ impl Rig {
         reply.expect(200).json()
     }
 
-    /// Fails where all that has happened since the reset took more than so many bytes of one request may.
+    /// Fails if the events since the reset took more instructions than this many bytes of one request allow.
     async fn assert_bounded(&self, what: &str, bytes: usize) {
         self.gateway.assert_comes_to_rest().await;
         let steps = self.steps().await;
@@ -121,7 +121,7 @@ fn good_decode() -> Answer {
     Answer::stream(pieces)
 }
 
-/// A text of `length` bytes at most, that begins and ends so and repeats this between.
+/// A text of at most `length` bytes with this beginning and end, and repetitions of `repeated` between.
 fn long(before: &str, repeated: &str, after: &str, length: usize) -> String {
     let room = length.saturating_sub(before.len() + after.len() + repeated.len());
     let mut elements = vec![repeated; room / (repeated.len() + 1)];
@@ -133,7 +133,7 @@ fn chat(members: &str) -> String {
     format!(r#"{{"model":"{MODEL}","stream":true,{members}"#)
 }
 
-/// Bodies of requests, by where they are sent: before what is repeated, that, and after.
+/// Requests: path, and the body before, within and after the repeated part.
 fn requests() -> Vec<(&'static str, String, &'static str, &'static str)> {
     const CHAT: &str = "/v1/chat/completions";
     const COMPLETIONS: &str = "/v1/completions";
@@ -246,7 +246,7 @@ async fn found_b8_a_prefill_answer_costs_a_constant_for_each_byte_whatever_they_
         for (before, repeated, after) in shapes {
             let answer = long(before, repeated, after, length);
             for status in [200, 400, 500] {
-                rig.says(Answer::json(answer.clone()).status(status), good_decode());
+                rig.set_answers(Answer::json(answer.clone()).status(status), good_decode());
                 rig.reset().await;
                 let _ = rig.gateway.try_send(Ask::chat("hello")).await;
                 let what = format!("{status} {before}{repeated}… of {length}");
@@ -281,7 +281,7 @@ async fn found_b8_an_answer_costs_a_constant_for_each_byte_whatever_they_are() {
             let halves = text.split_at(floor(&text, length / 2));
             let in_halves = Answer::stream([halves.0.to_owned(), halves.1.to_owned()]);
             for answer in [whole, as_json, in_halves] {
-                rig.says(good_prefill(), answer);
+                rig.set_answers(good_prefill(), answer);
                 rig.reset().await;
                 let ask = json!({"model": MODEL, "stream": true, "messages": [{"role": "user", "content": "a"}]});
                 let ask = Ask::post("/v1/chat/completions", ask.to_string());
@@ -293,7 +293,7 @@ async fn found_b8_an_answer_costs_a_constant_for_each_byte_whatever_they_are() {
     }
 }
 
-/// The last place at or before `at` where a text may be cut.
+/// The last position at or before `at` where a text may be cut.
 fn floor(text: &str, at: usize) -> usize {
     (0..=at)
         .rev()
@@ -315,7 +315,7 @@ async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they
     ];
     let page = Arc::new(Mutex::new(String::new()));
     let shown = Arc::clone(&page);
-    let worker = Scripted::start(move |_| {
+    let worker = ScriptedWorker::start(move |_| {
         Answer::json(shown.lock().unwrap_or_else(PoisonError::into_inner).clone())
     })
     .await;
@@ -328,9 +328,9 @@ async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they
             *page.lock().unwrap_or_else(PoisonError::into_inner) = text.clone();
             let before = worker.requests().len();
             eventually("the page was read", GENEROUS, || async {
-                let asked = worker.requests().len() - before;
-                // Of the first it is not known whether it was the former page.
-                (asked > 2).then_some(()).ok_or(asked.to_string())
+                let received = worker.requests().len() - before;
+                // The first poll may have read the former page.
+                (received > 2).then_some(()).ok_or(received.to_string())
             })
             .await;
             let steps = client::send(gateway.admin, Ask::get("/steps"))

@@ -1,4 +1,4 @@
-//! What the documents name is there: the tests of tests/FIELD_CASES.md and SECURITY.md, and the rows of docs/failures.md.
+//! Names in the documents exist: the tests of tests/FIELD_CASES.md and SECURITY.md, and the rows of docs/failures.md.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ fn tests_named(text: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// Fails where a document names fewer tests than that, or one that does not exist.
+/// Fails if a document names fewer tests than that, or one that does not exist.
 fn assert_names_tests(document: &str, least: usize) {
     let text = read(document);
     let named = tests_named(&text);
@@ -55,7 +55,7 @@ fn the_limits_name_tests_that_exist() {
     assert_names_tests("SECURITY.md", 40);
 }
 
-/// Each row of the limits says what holds it, and each fuzz target has its figures.
+/// Each limit names its test, and each fuzz target has its figures.
 #[test]
 fn every_limit_has_a_test_and_every_fuzz_target_its_figures() {
     let text = read("SECURITY.md");
@@ -87,7 +87,7 @@ fn every_limit_has_a_test_and_every_fuzz_target_its_figures() {
     }
 }
 
-/// Each entry is a heading and says its test, or why it does not apply.
+/// Each entry names its test, or the reason why it does not apply.
 #[test]
 fn every_field_case_has_a_test_or_a_reason() {
     let text = read("tests/FIELD_CASES.md");
@@ -147,7 +147,7 @@ fn run() -> BTreeMap<String, Vec<String>> {
     blocks.map(column).collect()
 }
 
-/// The texts of a folder and those below it.
+/// The texts in a folder and its subfolders.
 fn texts_below(folder: &str) -> Vec<(String, String)> {
     let entries = fs::read_dir(workspace().join(folder))
         .unwrap_or_else(|error| panic!("cannot read {folder}: {error}"));

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fleet::{Engines, MODEL};
-use super::peers::{Fleet, Peer};
+use super::peers::{EngineAddresses, Peer};
 
 /// One gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,9 +11,9 @@ pub enum Contender {
     /// Envoy, with the decode engines only.
     Envoy,
     /// Envoy with a filter in Wasm that does less than pd-router.
-    Lesser(Lesser),
+    Lesser(LesserFilter),
     /// Envoy with pd-router.
-    Ours(Ours),
+    Ours(OwnSetup),
     /// The wasmtime host with pd-router, NIXL.
     Wasmtime,
     /// Another router.
@@ -24,7 +24,7 @@ pub enum Contender {
 
 /// Work of a lesser filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lesser {
+pub enum LesserFilter {
     /// Nothing.
     Empty,
     /// Buffers the body.
@@ -35,7 +35,7 @@ pub enum Lesser {
     ParseTwice,
 }
 
-impl Lesser {
+impl LesserFilter {
     /// The filter's configuration.
     pub fn configuration(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl Lesser {
 
 /// Configuration of pd-router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ours {
+pub enum OwnSetup {
     /// Aggregated engines.
     Aggregated,
     /// Dynamo frontends, which run the legs.
@@ -76,7 +76,7 @@ impl Contender {
     }
 }
 
-impl Ours {
+impl OwnSetup {
     fn name(self) -> &'static str {
         match self {
             Self::Aggregated => "aggregated",
@@ -92,7 +92,7 @@ impl Ours {
         let pool = match self {
             Self::Aggregated => json!({
                 "protocol": "aggregated",
-                "discovery": workers(engines.whole().into_iter().map(|at| json!({
+                "discovery": workers(engines.aggregated().into_iter().map(|at| json!({
                     "address": at, "role": "aggregated", "model": MODEL}))),
             }),
             Self::Direct => direct(engines),
@@ -101,20 +101,20 @@ impl Ours {
                 pool["output"] = json!({"accounting": false});
                 pool
             }
-            Self::Nixl => nixl(&engines.vllm.fleet()),
-            Self::Sglang => sglang(&engines.sglang.fleet()),
+            Self::Nixl => nixl(&engines.vllm.addresses()),
+            Self::Sglang => sglang(&engines.sglang.addresses()),
         };
         document(pool)
     }
 }
 
 /// A pool of vLLM's engines.
-pub fn nixl(fleet: &Fleet) -> Value {
+pub fn nixl(fleet: &EngineAddresses) -> Value {
     json!({"protocol": "nixl", "discovery": workers(legs(fleet))})
 }
 
 /// A pool of SGLang's engines.
-pub fn sglang(fleet: &Fleet) -> Value {
+pub fn sglang(fleet: &EngineAddresses) -> Value {
     json!({"protocol": "sglang", "discovery": workers(legs(fleet))})
 }
 
@@ -131,12 +131,12 @@ fn direct(engines: &Engines) -> Value {
     };
     json!({
         "protocol": "direct",
-        "frontends": engines.whole(),
+        "frontends": engines.aggregated(),
         "discovery": workers(role_of("prefill", [11, 12]).into_iter().chain(role_of("decode", [21, 22]))),
     })
 }
 
-fn legs(fleet: &Fleet) -> impl Iterator<Item = Value> {
+fn legs(fleet: &EngineAddresses) -> impl Iterator<Item = Value> {
     let prefill = fleet.prefill.iter().map(|(at, bootstrap)| {
         let mut worker = json!({"address": at, "role": "prefill", "model": MODEL});
         if let Some(bootstrap) = bootstrap {

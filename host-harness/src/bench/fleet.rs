@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::peers::Fleet;
-use crate::engine::{Dialect, Engine, EngineConfig, EngineError, Instantly, Role};
+use super::peers::EngineAddresses;
+use crate::engine::{Dialect, Engine, EngineConfig, EngineError, InstantSettings, Role};
 
 /// The model of all engines.
 pub const MODEL: &str = "sim";
@@ -22,12 +22,12 @@ pub struct EngineCounts {
 const EACH: usize = 2;
 
 /// Engines of one dialect.
-pub struct Legs {
+pub struct DisaggregatedEngines {
     prefill: Vec<Engine>,
     decode: Vec<Engine>,
 }
 
-impl Legs {
+impl DisaggregatedEngines {
     /// Starts the engines, each on its own thread and a free loopback port, with the configuration of its role from `config`.
     ///
     /// # Errors
@@ -43,9 +43,9 @@ impl Legs {
     }
 
     /// Addresses of the engines.
-    pub fn fleet(&self) -> Fleet {
+    pub fn addresses(&self) -> EngineAddresses {
         let prefill = self.prefill.iter();
-        Fleet {
+        EngineAddresses {
             prefill: prefill
                 .map(|engine| (engine.address, engine.bootstrap))
                 .collect(),
@@ -64,10 +64,10 @@ impl Legs {
 /// All engines.
 pub struct Engines {
     /// Engines with vLLM's protocol.
-    pub vllm: Legs,
+    pub vllm: DisaggregatedEngines,
     /// Engines with SGLang's protocol.
-    pub sglang: Legs,
-    whole: Vec<Engine>,
+    pub sglang: DisaggregatedEngines,
+    aggregated: Vec<Engine>,
 }
 
 impl Engines {
@@ -76,43 +76,47 @@ impl Engines {
     /// # Errors
     /// When an engine cannot start.
     pub async fn start(gap: Duration) -> Result<Self, EngineError> {
-        let how = Instantly { gap };
+        let how = InstantSettings { gap };
         let counts = EngineCounts {
             prefill: EACH,
             decode: EACH,
         };
-        let legs = |dialect| Legs::start(counts, move |role| instant(role, dialect, how));
+        let legs =
+            |dialect| DisaggregatedEngines::start(counts, move |role| instant(role, dialect, how));
         Ok(Self {
             vllm: legs(Dialect::Vllm).await?,
             sglang: legs(Dialect::Sglang).await?,
-            whole: several(EACH, || instant(Role::Aggregated, Dialect::Vllm, how)).await?,
+            aggregated: several(EACH, || instant(Role::Aggregated, Dialect::Vllm, how)).await?,
         })
     }
 
     /// Addresses of the engines of this dialect.
-    pub fn of(&self, dialect: Dialect) -> Fleet {
+    pub fn of(&self, dialect: Dialect) -> EngineAddresses {
         match dialect {
-            Dialect::Sglang => self.sglang.fleet(),
-            _ => self.vllm.fleet(),
+            Dialect::Sglang => self.sglang.addresses(),
+            _ => self.vllm.addresses(),
         }
     }
 
     /// Engines that run aggregated requests; also used as frontends.
-    pub fn whole(&self) -> Vec<SocketAddr> {
-        self.whole.iter().map(|engine| engine.address).collect()
+    pub fn aggregated(&self) -> Vec<SocketAddr> {
+        self.aggregated
+            .iter()
+            .map(|engine| engine.address)
+            .collect()
     }
 
     /// Ends the engines.
     pub async fn stop(self) {
         self.vllm.stop().await;
         self.sglang.stop().await;
-        for engine in self.whole {
+        for engine in self.aggregated {
             engine.stop().await;
         }
     }
 }
 
-fn instant(role: Role, dialect: Dialect, how: Instantly) -> EngineConfig {
+fn instant(role: Role, dialect: Dialect, how: InstantSettings) -> EngineConfig {
     EngineConfig {
         dialect,
         model: MODEL.to_owned(),

@@ -1,9 +1,9 @@
 //! Owns the measured loads, and the contenders under each. Contenders of one stage share engines and the number of proxy threads,
 //! and take turns under each load.
 
-use super::contender::{Contender, Lesser, Ours};
+use super::contender::{Contender, LesserFilter, OwnSetup};
 use super::peers::Peer;
-use super::results::{Load, Loading};
+use super::results::{Load, LoopKind};
 
 /// Contenders that run side by side, and the loads under which they take turns.
 #[derive(Clone, Debug)]
@@ -71,94 +71,94 @@ pub fn quick() -> Vec<Stage> {
     for stage in &mut stages {
         stage.trials.retain(|trial| {
             let load = &trial.load;
-            load.load == Loading::Closed && load.connections == 16 && load.body_bytes <= 4 * KB
+            load.load == LoopKind::Closed && load.connections == 16 && load.body_bytes <= 4 * KB
         });
     }
     stages
 }
 
 fn one_thread() -> Stage {
-    let shape = Shape {
+    let settings = StageSettings {
         threads: 1,
         gap_ms: 0.0,
     };
     let small = [1, 16, 64].map(|connections| Trial {
-        load: shape.closed(KB, connections, Answer::Whole),
-        contenders: everybody(),
+        load: settings.closed(KB, connections, AnswerForm::Unstreamed),
+        contenders: all_contenders(),
     });
     let mut trials = small.to_vec();
     trials.push(Trial {
-        load: shape.closed(KB, 16, Answer::Stream(EVENTS)),
-        contenders: everybody(),
+        load: settings.closed(KB, 16, AnswerForm::Stream(EVENTS)),
+        contenders: all_contenders(),
     });
     trials.push(Trial {
-        load: shape.open(KB, RATE, Answer::Whole),
-        contenders: everybody(),
+        load: settings.open(KB, RATE, AnswerForm::Unstreamed),
+        contenders: all_contenders(),
     });
     trials.extend([4, 16, 220].map(|kilobytes| Trial {
-        load: shape.closed(kilobytes * KB, 16, Answer::Whole),
+        load: settings.closed(kilobytes * KB, 16, AnswerForm::Unstreamed),
         contenders: readers(),
     }));
     trials.extend([20, 200].map(|connections| Trial {
-        load: shape.closed(220 * KB, connections, Answer::Stream(EVENTS)),
+        load: settings.closed(220 * KB, connections, AnswerForm::Stream(EVENTS)),
         contenders: of_large(),
     }));
     trials.push(Trial {
-        load: shape.open(220 * KB, RATE_OF_LARGE, Answer::Stream(EVENTS)),
+        load: settings.open(220 * KB, RATE_OF_LARGE, AnswerForm::Stream(EVENTS)),
         contenders: of_large(),
     });
-    shape.stage(trials)
+    settings.stage(trials)
 }
 
 fn paced() -> Stage {
-    let shape = Shape {
+    let settings = StageSettings {
         threads: 1,
         gap_ms: PACED_MS,
     };
     let trials = [EVENTS, 1].map(|events| Trial {
-        load: shape.closed(KB, 16, Answer::Stream(events)),
+        load: settings.closed(KB, 16, AnswerForm::Stream(events)),
         contenders: vec![
-            Contender::Lesser(Lesser::Empty),
-            Contender::Ours(Ours::Direct),
-            Contender::Ours(Ours::Unread),
-            Contender::Ours(Ours::Nixl),
+            Contender::Lesser(LesserFilter::Empty),
+            Contender::Ours(OwnSetup::Direct),
+            Contender::Ours(OwnSetup::Unread),
+            Contender::Ours(OwnSetup::Nixl),
         ],
     });
-    shape.stage(trials.to_vec())
+    settings.stage(trials.to_vec())
 }
 
 fn two_threads() -> Stage {
-    let shape = Shape {
+    let settings = StageSettings {
         threads: 2,
         gap_ms: 0.0,
     };
     let loads = [
-        shape.closed(KB, 64, Answer::Whole),
-        shape.closed(KB, 64, Answer::Stream(EVENTS)),
-        shape.closed(220 * KB, 64, Answer::Whole),
+        settings.closed(KB, 64, AnswerForm::Unstreamed),
+        settings.closed(KB, 64, AnswerForm::Stream(EVENTS)),
+        settings.closed(220 * KB, 64, AnswerForm::Unstreamed),
     ];
     let trials = loads.map(|load| Trial {
         load,
         contenders: vec![
-            Contender::Lesser(Lesser::Empty),
-            Contender::Lesser(Lesser::Buffer),
-            Contender::Ours(Ours::Direct),
-            Contender::Ours(Ours::Nixl),
+            Contender::Lesser(LesserFilter::Empty),
+            Contender::Lesser(LesserFilter::Buffer),
+            Contender::Ours(OwnSetup::Direct),
+            Contender::Ours(OwnSetup::Nixl),
             Contender::Wasmtime,
         ],
     });
-    shape.stage(trials.to_vec())
+    settings.stage(trials.to_vec())
 }
 
-fn everybody() -> Vec<Contender> {
+fn all_contenders() -> Vec<Contender> {
     let mut all = vec![
         Contender::Envoy,
-        Contender::Lesser(Lesser::Empty),
-        Contender::Lesser(Lesser::Buffer),
-        Contender::Ours(Ours::Aggregated),
-        Contender::Ours(Ours::Direct),
-        Contender::Ours(Ours::Nixl),
-        Contender::Ours(Ours::Sglang),
+        Contender::Lesser(LesserFilter::Empty),
+        Contender::Lesser(LesserFilter::Buffer),
+        Contender::Ours(OwnSetup::Aggregated),
+        Contender::Ours(OwnSetup::Direct),
+        Contender::Ours(OwnSetup::Nixl),
+        Contender::Ours(OwnSetup::Sglang),
         Contender::Wasmtime,
     ];
     all.extend(Peer::ALL.map(Contender::Peer));
@@ -170,13 +170,13 @@ fn everybody() -> Vec<Contender> {
 fn readers() -> Vec<Contender> {
     let mut all = vec![
         Contender::Envoy,
-        Contender::Lesser(Lesser::Buffer),
-        Contender::Lesser(Lesser::Parse),
-        Contender::Lesser(Lesser::ParseTwice),
-        Contender::Ours(Ours::Aggregated),
-        Contender::Ours(Ours::Direct),
-        Contender::Ours(Ours::Nixl),
-        Contender::Ours(Ours::Sglang),
+        Contender::Lesser(LesserFilter::Buffer),
+        Contender::Lesser(LesserFilter::Parse),
+        Contender::Lesser(LesserFilter::ParseTwice),
+        Contender::Ours(OwnSetup::Aggregated),
+        Contender::Ours(OwnSetup::Direct),
+        Contender::Ours(OwnSetup::Nixl),
+        Contender::Ours(OwnSetup::Sglang),
     ];
     all.extend(Peer::ALL.map(Contender::Behind));
     all
@@ -184,28 +184,28 @@ fn readers() -> Vec<Contender> {
 
 fn of_large() -> Vec<Contender> {
     vec![
-        Contender::Lesser(Lesser::Buffer),
-        Contender::Ours(Ours::Direct),
-        Contender::Ours(Ours::Nixl),
+        Contender::Lesser(LesserFilter::Buffer),
+        Contender::Ours(OwnSetup::Direct),
+        Contender::Ours(OwnSetup::Nixl),
         Contender::Behind(Peer::VllmRouter),
     ]
 }
 
 /// Form of an answer.
 #[derive(Clone, Copy)]
-enum Answer {
-    Whole,
+enum AnswerForm {
+    Unstreamed,
     Stream(u64),
 }
 
 /// Properties shared by the loads of a stage.
 #[derive(Clone, Copy)]
-struct Shape {
+struct StageSettings {
     threads: u16,
     gap_ms: f64,
 }
 
-impl Shape {
+impl StageSettings {
     fn stage(self, trials: Vec<Trial>) -> Stage {
         Stage {
             threads: self.threads,
@@ -214,13 +214,13 @@ impl Shape {
         }
     }
 
-    fn closed(self, body_bytes: usize, connections: usize, answer: Answer) -> Load {
+    fn closed(self, body_bytes: usize, connections: usize, answer: AnswerForm) -> Load {
         let events = match answer {
-            Answer::Whole => None,
-            Answer::Stream(events) => Some(events),
+            AnswerForm::Unstreamed => None,
+            AnswerForm::Stream(events) => Some(events),
         };
         Load {
-            load: Loading::Closed,
+            load: LoopKind::Closed,
             rate: None,
             body_bytes,
             connections,
@@ -231,9 +231,9 @@ impl Shape {
         }
     }
 
-    fn open(self, body_bytes: usize, rate: f64, answer: Answer) -> Load {
+    fn open(self, body_bytes: usize, rate: f64, answer: AnswerForm) -> Load {
         Load {
-            load: Loading::Open,
+            load: LoopKind::Open,
             rate: Some(rate),
             ..self.closed(body_bytes, 64, answer)
         }

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::peers::Peer;
 use super::results::Machine;
-use super::stand::Parts;
+use super::running_contender::ContenderFiles;
 
 /// This machine, from `/proc`.
 pub fn this() -> Machine {
@@ -60,7 +60,7 @@ fn written(seconds: u64) -> String {
 }
 
 /// Names and versions of all available programs.
-pub fn versions(parts: &Parts) -> BTreeMap<String, String> {
+pub fn versions(parts: &ContenderFiles) -> BTreeMap<String, String> {
     let own = || env!("CARGO_PKG_VERSION").to_owned();
     let mut versions = BTreeMap::from([
         ("pd-router".to_owned(), own()),
@@ -78,13 +78,13 @@ pub fn versions(parts: &Parts) -> BTreeMap<String, String> {
 }
 
 fn envoys(binary: &Path) -> Option<String> {
-    let said = Command::new(binary).arg("--version").output().ok()?;
-    version_in(&String::from_utf8_lossy(&said.stdout))
+    let output = Command::new(binary).arg("--version").output().ok()?;
+    version_in(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// `… version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
-fn version_in(said: &str) -> Option<String> {
-    let (_, version) = said.split_once("version: ")?;
+fn version_in(output: &str) -> Option<String> {
+    let (_, version) = output.split_once("version: ")?;
     version.split('/').nth(1).map(str::to_owned)
 }
 
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn envoy_names_its_version_behind_a_commit() {
-        let said = "\n/x/envoy  version: ba0cf7f/1.40.1/Clean/RELEASE/BoringSSL\n\n";
-        assert_eq!(version_in(said).as_deref(), Some("1.40.1"));
+        let output = "\n/x/envoy  version: ba0cf7f/1.40.1/Clean/RELEASE/BoringSSL\n\n";
+        assert_eq!(version_in(output).as_deref(), Some("1.40.1"));
         assert_eq!(version_in("no"), None);
     }
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::contender::{Contender, Lesser, Ours};
+use super::contender::{Contender, LesserFilter, OwnSetup};
 use super::fleet::MODEL;
 use super::peers::Peer;
 use super::results::MemoryRow;
-use super::rounds::{Numbers, megabytes};
-use super::stand::Stand;
-use crate::load::{self, Asking, Pacing, Plan};
+use super::rounds::{PromptNumbers, megabytes};
+use super::running_contender::RunningContender;
+use crate::load::{self, LoadPlan, Pacing, RequestSpec};
 
 /// Bytes of a body.
 const BODY_BYTES: usize = 16 * 1024;
@@ -25,9 +25,9 @@ const STEP_LIMIT: Duration = Duration::from_secs(180);
 /// The measured contenders.
 pub fn contenders() -> Vec<Contender> {
     let mut all = vec![
-        Contender::Lesser(Lesser::Buffer),
-        Contender::Ours(Ours::Direct),
-        Contender::Ours(Ours::Nixl),
+        Contender::Lesser(LesserFilter::Buffer),
+        Contender::Ours(OwnSetup::Direct),
+        Contender::Ours(OwnSetup::Nixl),
     ];
     all.extend(Peer::ALL.map(Contender::Peer));
     all
@@ -45,20 +45,20 @@ pub fn steps(contender: Contender) -> u64 {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A step took too long.
-    #[error("only {sent} of {asked} prompts could be sent within {} s", STEP_LIMIT.as_secs())]
+    #[error("only {sent} of {requested} prompts could be sent within {} s", STEP_LIMIT.as_secs())]
     Slow {
         /// Prompts sent in the step.
         sent: u64,
         /// Prompts to be sent.
-        asked: u64,
+        requested: u64,
     },
     /// Too few answers: the memory would be that of an idle process.
-    #[error("only {good} of {asked} prompts were answered")]
+    #[error("only {good} of {requested} prompts were answered")]
     Failing {
         /// Prompts answered in the step.
         good: u64,
         /// Prompts sent.
-        asked: u64,
+        requested: u64,
     },
 }
 
@@ -68,16 +68,16 @@ pub enum MemoryError {
 /// When prompts cannot be sent, or more than one in a hundred is not answered.
 pub async fn measure(
     contender: Contender,
-    stand: &Stand,
+    running: &RunningContender,
     prompts: u64,
-    numbers: &mut Numbers,
+    numbers: &mut PromptNumbers,
     passed: impl Fn(),
 ) -> Result<MemoryRow, MemoryError> {
-    let resident = || megabytes(stand.usage().resident);
+    let resident = || megabytes(running.usage().resident);
     let step = (prompts / STEPS).max(1);
     let mut points = vec![(0, resident())];
     for number in 1..=steps(contender) {
-        send(stand, step, numbers).await?;
+        send(running, step, numbers).await?;
         points.push((number * step, resident()));
         passed();
     }
@@ -89,14 +89,18 @@ pub async fn measure(
     })
 }
 
-async fn send(stand: &Stand, asked: u64, numbers: &mut Numbers) -> Result<(), MemoryError> {
-    let plan = Plan {
-        to: stand.address,
+async fn send(
+    running: &RunningContender,
+    requested: u64,
+    numbers: &mut PromptNumbers,
+) -> Result<(), MemoryError> {
+    let plan = LoadPlan {
+        to: running.address,
         pacing: Pacing::Closed,
         connections: CONNECTIONS,
         warm_up: Duration::ZERO,
         lasts: STEP_LIMIT,
-        asking: Asking {
+        spec: RequestSpec {
             model: MODEL.to_owned(),
             body_bytes: BODY_BYTES,
             streamed: false,
@@ -104,12 +108,12 @@ async fn send(stand: &Stand, asked: u64, numbers: &mut Numbers) -> Result<(), Me
             prompts: numbers.prompts(),
         },
     };
-    let load::Sent { sent, good } = load::send(&plan, asked).await;
-    if sent < asked {
-        return Err(MemoryError::Slow { sent, asked });
+    let load::Sent { sent, good } = load::send(&plan, requested).await;
+    if sent < requested {
+        return Err(MemoryError::Slow { sent, requested });
     }
-    match good * 100 < asked * 99 {
-        true => Err(MemoryError::Failing { good, asked }),
+    match good * 100 < requested * 99 {
+        true => Err(MemoryError::Failing { good, requested }),
         false => Ok(()),
     }
 }
@@ -120,7 +124,7 @@ mod tests {
 
     #[test]
     fn those_whose_memory_is_to_stay_as_it_is_are_watched_beyond() {
-        assert_eq!(steps(Contender::Ours(Ours::Nixl)), 15);
+        assert_eq!(steps(Contender::Ours(OwnSetup::Nixl)), 15);
         assert_eq!(steps(Contender::Peer(Peer::SmgNixl)), 10);
         assert_eq!(contenders().len(), 7);
     }

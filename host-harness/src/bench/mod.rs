@@ -7,8 +7,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::LocalSet;
 
+mod bench_run;
 mod contender;
-mod course;
 mod fleet;
 mod loads;
 mod machine;
@@ -20,14 +20,14 @@ mod report;
 mod results;
 mod rounds;
 mod router;
-mod stand;
+mod running_contender;
 mod trace;
 pub mod usage;
 
-use course::{Agenda, Course};
+use bench_run::{BenchPlan, BenchRun};
 use results::Results;
 use rounds::Rounds;
-use stand::Parts;
+use running_contender::ContenderFiles;
 
 use crate::engine::EngineError;
 use crate::logging;
@@ -89,7 +89,7 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     out: PathBuf,
     #[command(flatten)]
-    parts: Parts,
+    parts: ContenderFiles,
     /// Print the results in one line of JSON.
     #[arg(long)]
     json: bool,
@@ -117,12 +117,12 @@ const ROUNDS: u16 = 5;
 const TRACE_REQUESTS: usize = 2000;
 
 impl Args {
-    fn agenda(&self) -> Agenda {
+    fn plan(&self) -> BenchPlan {
         let (rounds, prompts, requests) = match self.quick {
             true => (1, QUICK_MEMORY_PROMPTS, 0),
             false => (ROUNDS, MEMORY_PROMPTS, TRACE_REQUESTS),
         };
-        let mut agenda = Agenda {
+        let mut plan = BenchPlan {
             stages: match self.quick {
                 true => loads::quick(),
                 false => loads::all(),
@@ -133,18 +133,18 @@ impl Args {
             },
             memory: memory::contenders(),
             memory_prompts: self.memory_prompts.unwrap_or(prompts),
-            players: quality::Player::all(),
+            trace_contenders: quality::TraceContender::all(),
             trace: self.trace.clone(),
             trace_requests: self.trace_requests.unwrap_or(requests),
             speedup: self.speedup,
         };
         if self.no_peers {
-            agenda.leave_peers_out();
+            plan.leave_peers_out();
         }
         if !self.only.is_empty() {
-            agenda.keep(|name| self.only.iter().any(|word| name.contains(word.as_str())));
+            plan.keep(|name| self.only.iter().any(|word| name.contains(word.as_str())));
         }
-        agenda
+        plan
     }
 }
 
@@ -182,15 +182,15 @@ pub fn run(args: &Args) -> Result<(), BenchError> {
     // The report names failed contenders; RUST_LOG asks for more.
     logging::begin("error");
     args.parts.files.check_plugin()?;
-    let agenda = args.agenda();
-    if agenda.is_empty() {
+    let plan = args.plan();
+    if plan.is_empty() {
         return Err(BenchError::Nobody);
     }
     // One thread for the client, as for each engine.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let results = LocalSet::new().block_on(&runtime, measured(args, agenda))?;
+    let results = LocalSet::new().block_on(&runtime, measured(args, plan))?;
     report::write(&results, &args.out)?;
     let text = match args.json {
         true => serde_json::to_string(&results)? + "\n",
@@ -202,12 +202,12 @@ pub fn run(args: &Args) -> Result<(), BenchError> {
 }
 
 /// Measures, with a progress bar that only a terminal shows. An interrupt ends all started processes.
-async fn measured(args: &Args, agenda: Agenda) -> Result<Results, BenchError> {
+async fn measured(args: &Args, plan: BenchPlan) -> Result<Results, BenchError> {
     let enough = stop::requested(false)?;
     let bar = bar();
-    let course = Course::new(agenda, &args.parts, bar.clone());
+    let run = BenchRun::new(plan, &args.parts, bar.clone());
     let results = tokio::select! {
-        results = course.run() => results,
+        results = run.run() => results,
         () = enough => Err(BenchError::Interrupted),
     };
     bar.finish_and_clear();

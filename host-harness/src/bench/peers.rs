@@ -26,7 +26,7 @@ pub enum Peer {
 
 /// The engines behind a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fleet {
+pub struct EngineAddresses {
     /// Prefill engines, with their bootstrap servers if any.
     pub prefill: Vec<(SocketAddr, Option<SocketAddr>)>,
     /// Decode engines; at least two, since `power_of_two` is refused otherwise.
@@ -35,7 +35,7 @@ pub struct Fleet {
 
 /// A command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct CommandLine {
     /// The program.
     pub program: PathBuf,
     /// Its arguments.
@@ -44,7 +44,7 @@ pub struct Start {
 
 /// A JSON body for a `PUT` to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Put {
+pub struct PutRequest {
     /// Path.
     pub path: String,
     /// The body.
@@ -53,13 +53,13 @@ pub struct Put {
 
 /// The next step in starting a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum StartStep {
     /// Not all workers are known and healthy: query again.
     Wait,
     /// Send these, then query again: the peer applies them in the background.
-    Tell(Vec<Put>),
+    Configure(Vec<PutRequest>),
     /// Ready for requests.
-    Go,
+    Ready,
 }
 
 /// The answer to `GET /workers`, as far as needed.
@@ -127,8 +127,8 @@ impl Peer {
         venvs: &Path,
         listen: SocketAddr,
         metrics: SocketAddr,
-        engines: &Fleet,
-    ) -> Start {
+        engines: &EngineAddresses,
+    ) -> CommandLine {
         let package = self.package();
         let mut args = Vec::new();
         let mut push = |words: &[&str]| args.extend(words.iter().map(|word| (*word).to_owned()));
@@ -154,34 +154,34 @@ impl Peer {
         push(&["--prometheus-host", &metrics.ip().to_string()]);
         push(&["--prometheus-port", &metrics.port().to_string()]);
         push(&["--log-level", "error"]);
-        Start {
+        CommandLine {
             program: venvs.join(package).join("bin").join(package),
             args,
         }
     }
 
     /// The next step, by the answer to `GET` [`WORKERS`].
-    pub fn next(self, workers: &[u8], engines: &Fleet) -> Next {
+    pub fn next(self, workers: &[u8], engines: &EngineAddresses) -> StartStep {
         let Ok(listing) = serde_json::from_slice::<Listing>(workers) else {
-            return Next::Wait;
+            return StartStep::Wait;
         };
         if !engines.all().all(|address| listing.is_healthy(address)) {
-            return Next::Wait;
+            return StartStep::Wait;
         }
         let Self::SmgNixl = self else {
-            return Next::Go;
+            return StartStep::Ready;
         };
         // smg detects vLLM engines by itself, but not their hand-off; and it refuses to start without engines.
-        let told = |listed: &&Listed| listed.kv_connector.as_deref() != Some(NIXL);
-        let untold: Vec<Put> = listing
+        let lacks_nixl = |listed: &&Listed| listed.kv_connector.as_deref() != Some(NIXL);
+        let puts: Vec<PutRequest> = listing
             .workers
             .iter()
-            .filter(told)
+            .filter(lacks_nixl)
             .map(Listed::with_nixl)
             .collect();
-        match untold.is_empty() {
-            true => Next::Go,
-            false => Next::Tell(untold),
+        match puts.is_empty() {
+            true => StartStep::Ready,
+            false => StartStep::Configure(puts),
         }
     }
 
@@ -200,7 +200,7 @@ impl Peer {
     }
 }
 
-impl Fleet {
+impl EngineAddresses {
     fn all(&self) -> impl Iterator<Item = SocketAddr> {
         let prefill = self.prefill.iter().map(|(address, _)| *address);
         prefill.chain(self.decode.iter().copied())
@@ -217,10 +217,10 @@ impl Listing {
 
 impl Listed {
     /// The same worker with NIXL as its hand-off.
-    fn with_nixl(&self) -> Put {
+    fn with_nixl(&self) -> PutRequest {
         let body = json!({"url": self.url, "worker_type": self.worker_type,
             "runtime_type": "vllm", "kv_connector": NIXL});
-        Put {
+        PutRequest {
             path: format!("{WORKERS}/{}", self.id),
             body: body.to_string(),
         }
@@ -239,8 +239,8 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
-    fn fleet() -> Fleet {
-        Fleet {
+    fn fleet() -> EngineAddresses {
+        EngineAddresses {
             prefill: vec![(at(1), Some(at(51))), (at(2), Some(at(52)))],
             decode: vec![at(11), at(12)],
         }
@@ -302,21 +302,21 @@ mod tests {
     fn a_peer_is_ready_when_it_has_all_workers() {
         for peer in [Peer::SglangRouter, Peer::SmgSglang, Peer::VllmRouter] {
             let next = |workers: &[u8]| peer.next(workers, &fleet());
-            assert_eq!(next(b"not yet"), Next::Wait);
-            assert_eq!(next(&listing(&[1, 2, 11], "")), Next::Wait);
+            assert_eq!(next(b"not yet"), StartStep::Wait);
+            assert_eq!(next(&listing(&[1, 2, 11], "")), StartStep::Wait);
             let ill = listing(&[1, 2, 11, 12], "");
             let ill = String::from_utf8(ill).unwrap().replacen("true", "false", 1);
-            assert_eq!(next(ill.as_bytes()), Next::Wait);
-            assert_eq!(next(&listing(&[12, 11, 2, 1], "")), Next::Go);
+            assert_eq!(next(ill.as_bytes()), StartStep::Wait);
+            assert_eq!(next(&listing(&[12, 11, 2, 1], "")), StartStep::Ready);
         }
     }
 
     #[test]
     fn smg_is_told_how_vllms_engines_hand_over() {
         let next = |workers: &[u8]| Peer::SmgNixl.next(workers, &fleet());
-        assert_eq!(next(&listing(&[1, 2, 11], "")), Next::Wait);
-        let Next::Tell(puts) = next(&listing(&[1, 2, 11, 12], "")) else {
-            panic!("told nothing");
+        assert_eq!(next(&listing(&[1, 2, 11], "")), StartStep::Wait);
+        let StartStep::Configure(puts) = next(&listing(&[1, 2, 11, 12], "")) else {
+            panic!("no configuration");
         };
         assert_eq!(puts.len(), 4);
         assert_eq!(puts[0].path, "/workers/id-1");
@@ -326,8 +326,8 @@ mod tests {
             json!({"url": "http://127.0.0.1:1", "worker_type": "prefill", "runtime_type": "vllm",
                 "kv_connector": "NixlConnector"})
         );
-        let told = listing(&[1, 2, 11, 12], r#","kv_connector":"NixlConnector""#);
-        assert_eq!(next(&told), Next::Go);
+        let configured = listing(&[1, 2, 11, 12], r#","kv_connector":"NixlConnector""#);
+        assert_eq!(next(&configured), StartStep::Ready);
     }
 
     #[test]

@@ -4,19 +4,19 @@
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-use super::contender::Lesser;
-use super::stand::{BUFFER_LIMIT, Parts, StandError, anywhere, balanced};
+use super::contender::LesserFilter;
+use super::running_contender::{BUFFER_LIMIT, ContenderError, ContenderFiles, anywhere, balanced};
 use crate::host::routes::{Route, Routes};
-use crate::run::gateway::{Amended, Gateway};
+use crate::run::gateway::{AmendedConfig, Gateway};
 use crate::run::{Callers, EnvoyLog, Settings};
 
 /// Replacement of pd-router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Within {
+pub enum FilterReplacement {
     /// No filter.
     Nothing,
     /// A lesser filter.
-    Filter(Lesser),
+    Filter(LesserFilter),
 }
 
 /// Starts an Envoy that balances between these hosts.
@@ -24,20 +24,20 @@ pub enum Within {
 /// # Errors
 /// When Envoy does not become ready.
 pub async fn start(
-    within: Within,
+    replacement: FilterReplacement,
     hosts: Vec<SocketAddr>,
     threads: u16,
-    parts: &Parts,
-) -> Result<Gateway, StandError> {
-    let (configuration, amend): (_, fn(&mut Value)) = match within {
-        Within::Nothing => ("", without_filter),
-        Within::Filter(lesser) => (lesser.configuration(), balance),
+    parts: &ContenderFiles,
+) -> Result<Gateway, ContenderError> {
+    let (configuration, amend): (_, fn(&mut Value)) = match replacement {
+        FilterReplacement::Nothing => ("", without_filter),
+        FilterReplacement::Filter(lesser) => (lesser.configuration(), balance),
     };
     let routes = Routes::all(Route {
         cluster: "decode".to_owned(),
         pool: None,
     });
-    let amended = Amended {
+    let amended = AmendedConfig {
         concurrency: threads,
         log: EnvoyLog::Errors,
         amend,
@@ -50,7 +50,7 @@ pub async fn start(
         clusters: &balanced(hosts),
         routes: &routes,
         buffer_limit: BUFFER_LIMIT,
-        callers: Callers::Anybody,
+        callers: Callers::Untrusted,
     };
     Ok(Gateway::start_amended(&parts.files, settings, amended).await?)
 }

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::contender;
-use super::fleet::{EngineCounts, Legs, MODEL};
-use super::peers::{Fleet, Peer};
+use super::fleet::{DisaggregatedEngines, EngineCounts, MODEL};
+use super::peers::{EngineAddresses, Peer};
 use super::results::TraceRow;
-use super::stand::{Parts, Stand, StandError};
-use super::trace::{self, Options, Unanswered};
+use super::running_contender::{ContenderError, ContenderFiles, RunningContender};
+use super::trace::{self, PlayOptions, Unanswered};
 use crate::engine::{Dialect, EngineConfig, EngineError, PrefixCache, Role};
 use crate::replay::{Trace, TraceError};
 
@@ -41,7 +41,7 @@ const THREADS: u16 = 1;
 
 /// A contender that plays the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Player {
+pub enum TraceContender {
     /// Envoy with pd-router.
     Ours(Policy),
     /// Another router.
@@ -59,7 +59,7 @@ pub enum Policy {
     RoundRobin,
 }
 
-impl Player {
+impl TraceContender {
     /// All players.
     pub fn all() -> Vec<Self> {
         let policies = [Policy::Nixl, Policy::Sglang, Policy::RoundRobin];
@@ -87,7 +87,7 @@ impl Player {
 }
 
 impl Policy {
-    fn configuration(self, fleet: &Fleet) -> Value {
+    fn configuration(self, fleet: &EngineAddresses) -> Value {
         let mut pool = match self {
             Self::Nixl | Self::RoundRobin => contender::nixl(fleet),
             Self::Sglang => contender::sglang(fleet),
@@ -103,7 +103,7 @@ impl Policy {
 
 /// Result of a trace.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct TraceOutcome {
     /// Row of the report.
     pub row: TraceRow,
     /// Lateness of the client itself, in milliseconds of the trace: 99th percentile.
@@ -113,7 +113,7 @@ pub struct Outcome {
 /// Largest share of the mean time to first token that the client may cause.
 const MOST_OF_TTFT: f64 = 0.1;
 
-impl Outcome {
+impl TraceOutcome {
     /// A complaint about the measurement, if any.
     pub fn complaint(&self) -> Option<String> {
         let TraceRow {
@@ -132,9 +132,9 @@ impl Outcome {
 }
 
 /// The trace and its playing options.
-pub struct Game {
+pub struct TracePlay {
     trace: Trace,
-    options: Options,
+    options: PlayOptions,
 }
 
 /// Why there is no row.
@@ -156,7 +156,7 @@ pub enum QualityError {
     Engine(#[from] EngineError),
     /// The contender did not start.
     #[error(transparent)]
-    Stand(#[from] StandError),
+    Contender(#[from] ContenderError),
     /// An engine's state report failed.
     #[error("an engine's state: {0}")]
     State(#[from] Unanswered),
@@ -165,7 +165,7 @@ pub enum QualityError {
     Silent,
 }
 
-impl Game {
+impl TracePlay {
     /// Reads a trace, of which `requests` requests are to be sent.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ impl Game {
         let requests = requests.min(trace.requests.len());
         Ok(Self {
             trace,
-            options: Options {
+            options: PlayOptions {
                 speedup,
                 requests,
                 model: MODEL.to_owned(),
@@ -212,26 +212,28 @@ impl Game {
     /// When the engines or the contender do not start, or an engine's state report fails.
     pub async fn play(
         &self,
-        player: Player,
-        parts: &Parts,
+        contender: TraceContender,
+        parts: &ContenderFiles,
         passed: impl Fn(usize),
-    ) -> Result<Outcome, QualityError> {
-        let legs = Legs::start(COUNTS, |role| self.engine(role, player.dialect())).await?;
-        let fleet = legs.fleet();
-        let stand = match player {
-            Player::Ours(policy) => {
-                Stand::routed(policy.configuration(&fleet), THREADS, parts).await?
+    ) -> Result<TraceOutcome, QualityError> {
+        let legs =
+            DisaggregatedEngines::start(COUNTS, |role| self.engine(role, contender.dialect()))
+                .await?;
+        let fleet = legs.addresses();
+        let running = match contender {
+            TraceContender::Ours(policy) => {
+                RunningContender::routed(policy.configuration(&fleet), THREADS, parts).await?
             }
-            Player::Peer(peer) => Stand::router(peer, &fleet, parts).await?,
+            TraceContender::Peer(peer) => RunningContender::router(peer, &fleet, parts).await?,
         };
-        let played = trace::play(&self.trace, stand.address, &self.options, passed).await;
+        let played = trace::play(&self.trace, running.address, &self.options, passed).await;
         let engines = addresses(&fleet);
         let states = timeout(STATE_LIMIT, trace::states(&engines)).await;
-        stand.stop().await;
+        running.stop().await;
         legs.stop().await;
         let states = states.map_err(|_| QualityError::Silent)??;
-        Ok(Outcome {
-            row: trace::row(player.name(), &played, &states),
+        Ok(TraceOutcome {
+            row: trace::row(contender.name(), &played, &states),
             late_ms: played.late_ms().p99,
         })
     }
@@ -253,7 +255,7 @@ impl Game {
     }
 }
 
-fn addresses(fleet: &Fleet) -> Vec<SocketAddr> {
+fn addresses(fleet: &EngineAddresses) -> Vec<SocketAddr> {
     let prefill = fleet.prefill.iter().map(|(address, _)| *address);
     prefill.chain(fleet.decode.iter().copied()).collect()
 }
@@ -265,7 +267,7 @@ mod tests {
 
     #[test]
     fn configurations_are_right() {
-        let fleet = Fleet {
+        let fleet = EngineAddresses {
             prefill: vec![(
                 SocketAddr::from(([127, 0, 0, 1], 1)),
                 Some(SocketAddr::from(([127, 0, 0, 1], 2))),
@@ -281,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_client_that_is_late_says_so() {
-        let outcome = |late_ms| Outcome {
+        let outcome = |late_ms| TraceOutcome {
             row: TraceRow {
                 contender: "smg nixl".to_owned(),
                 requests: 1,
@@ -297,17 +299,17 @@ mod tests {
             late_ms,
         };
         assert_eq!(outcome(99.0).complaint(), None);
-        let said = outcome(101.0).complaint().unwrap();
+        let complaint = outcome(101.0).complaint().unwrap();
         assert!(
-            said.contains("smg nixl") && said.contains("101 ms"),
-            "{said}"
+            complaint.contains("smg nixl") && complaint.contains("101 ms"),
+            "{complaint}"
         );
     }
 
     #[test]
     fn a_trace_that_is_not_there_is_named() {
-        let error = Game::read(Path::new("/no/trace"), 1, 1.0).err();
-        let said = error.map(|error| error.to_string());
-        assert_eq!(said.as_deref(), Some("/no/trace is not there"));
+        let error = TracePlay::read(Path::new("/no/trace"), 1, 1.0).err();
+        let message = error.map(|error| error.to_string());
+        assert_eq!(message.as_deref(), Some("/no/trace is not there"));
     }
 }

@@ -41,7 +41,7 @@ pub struct Machine {
 /// How requests are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Loading {
+pub enum LoopKind {
     /// Each connection sends its next request after the answer to the last.
     Closed,
     /// Requests are sent at fixed times, independent of the answers. Latencies count from these times.
@@ -52,7 +52,7 @@ pub enum Loading {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Load {
     /// How requests are sent.
-    pub load: Loading,
+    pub load: LoopKind,
     /// Requests per second of an open loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::contender::Contender;
 use super::fleet::MODEL;
 use super::loads::{Stage, Trial};
-use super::results::{Figures, Load, Loading, Row};
-use super::stand::Stand;
+use super::results::{Figures, Load, LoopKind, Row};
+use super::running_contender::RunningContender;
 use super::usage::Usage;
-use crate::load::{self, Asking, Measured, Pacing, Plan, Prompts};
+use crate::load::{self, LoadPlan, Measured, Pacing, Prompts, RequestSpec};
 
 /// How rounds are measured.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +25,9 @@ pub const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Source of prompt numbers, so that no prompt is sent twice to any contender.
 #[derive(Debug, Default)]
-pub struct Numbers(u64);
+pub struct PromptNumbers(u64);
 
-impl Numbers {
+impl PromptNumbers {
     /// More prompts than any one measurement sends.
     const MOST: u64 = 1 << 32;
 
@@ -39,37 +39,38 @@ impl Numbers {
 }
 
 /// One running contender.
-pub struct Entrant {
+pub struct Participant {
     /// Its identity.
     pub contender: Contender,
     /// Its processes and address.
-    pub stand: Stand,
+    pub running: RunningContender,
 }
 
 /// Measures all trials of a stage; calls `passed` after each measurement. Contenders that did not start have no rows.
 pub async fn measure(
     stage: &Stage,
-    entrants: &[Entrant],
+    participants: &[Participant],
     rounds: Rounds,
-    numbers: &mut Numbers,
+    numbers: &mut PromptNumbers,
     mut passed: impl FnMut(Contender),
 ) -> Vec<Row> {
     let mut found: Vec<Vec<(Contender, Vec<Figures>)>> = Vec::new();
     for trial in &stage.trials {
-        let running = entrants.iter().map(|entrant| entrant.contender);
+        let running = participants.iter().map(|participant| participant.contender);
         let of_trial = running.filter(|contender| trial.contenders.contains(contender));
         found.push(of_trial.map(|contender| (contender, Vec::new())).collect());
     }
     for _ in 0..rounds.number {
         for (trial, found) in stage.trials.iter().zip(&mut found) {
-            for entrant in entrants {
-                let Some((_, figures)) =
-                    found.iter_mut().find(|(who, _)| *who == entrant.contender)
+            for participant in participants {
+                let Some((_, figures)) = found
+                    .iter_mut()
+                    .find(|(contender, _)| *contender == participant.contender)
                 else {
                     continue;
                 };
-                figures.push(once(trial, &entrant.stand, rounds.lasts, numbers).await);
-                passed(entrant.contender);
+                figures.push(once(trial, &participant.running, rounds.lasts, numbers).await);
+                passed(participant.contender);
             }
         }
     }
@@ -82,23 +83,28 @@ pub async fn measure(
         .collect()
 }
 
-async fn once(trial: &Trial, stand: &Stand, lasts: Duration, numbers: &mut Numbers) -> Figures {
-    let plan = plan(&trial.load, stand, lasts, numbers.prompts());
-    let (measured, [before, after]) = load::drive(&plan, || stand.usage()).await;
+async fn once(
+    trial: &Trial,
+    running: &RunningContender,
+    lasts: Duration,
+    numbers: &mut PromptNumbers,
+) -> Figures {
+    let plan = plan(&trial.load, running, lasts, numbers.prompts());
+    let (measured, [before, after]) = load::drive(&plan, || running.usage()).await;
     figures(&measured, before, after)
 }
 
-fn plan(load: &Load, stand: &Stand, lasts: Duration, prompts: Prompts) -> Plan {
-    Plan {
-        to: stand.address,
+fn plan(load: &Load, running: &RunningContender, lasts: Duration, prompts: Prompts) -> LoadPlan {
+    LoadPlan {
+        to: running.address,
         pacing: match (load.load, load.rate) {
-            (Loading::Open, Some(rate)) => Pacing::Open { rate },
+            (LoopKind::Open, Some(rate)) => Pacing::Open { rate },
             _ => Pacing::Closed,
         },
         connections: load.connections,
         warm_up: WARM_UP,
         lasts,
-        asking: Asking {
+        spec: RequestSpec {
             model: MODEL.to_owned(),
             body_bytes: load.body_bytes,
             streamed: load.streamed,

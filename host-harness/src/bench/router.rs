@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 use tokio::process::{Child, ChildStdin};
 use tokio::time::{sleep, timeout};
 
-use super::peers::{Fleet, Next, Peer, Put, WORKERS};
+use super::peers::{EngineAddresses, Peer, PutRequest, StartStep, WORKERS};
 use crate::run::supervisor;
 
 /// Time limit until a router is ready: those in Python take seconds to load.
@@ -71,7 +71,11 @@ impl Router {
     ///
     /// # Errors
     /// When it does not become ready; the error repeats the end of its log.
-    pub async fn start(peer: Peer, venvs: &Path, fleet: &Fleet) -> Result<Self, RouterError> {
+    pub async fn start(
+        peer: Peer,
+        venvs: &Path,
+        fleet: &EngineAddresses,
+    ) -> Result<Self, RouterError> {
         let [listen, metrics] = free_ports()?;
         let mut router = Self::spawn(peer, venvs, [listen, metrics], fleet)?;
         let ready = tokio::select! {
@@ -96,7 +100,7 @@ impl Router {
         peer: Peer,
         venvs: &Path,
         [listen, metrics]: [SocketAddr; 2],
-        fleet: &Fleet,
+        fleet: &EngineAddresses,
     ) -> Result<Self, RouterError> {
         let start = peer.command(venvs, listen, metrics, fleet);
         if !start.program.exists() {
@@ -148,15 +152,15 @@ fn free_ports() -> io::Result<[SocketAddr; 2]> {
 }
 
 /// Polls the router and sends its setup, until it is ready.
-async fn ready(peer: Peer, address: SocketAddr, fleet: &Fleet) {
+async fn ready(peer: Peer, address: SocketAddr, fleet: &EngineAddresses) {
     let client = Client::builder(TokioExecutor::new()).build_http();
     loop {
         if let Some(workers) = exchange(&client, Method::GET, address, WORKERS, Bytes::new()).await
         {
             match peer.next(&workers, fleet) {
-                Next::Go => return,
-                Next::Wait => {}
-                Next::Tell(puts) => tell(&client, address, puts).await,
+                StartStep::Ready => return,
+                StartStep::Wait => {}
+                StartStep::Configure(puts) => configure(&client, address, puts).await,
             }
         }
         sleep(POLL_INTERVAL).await;
@@ -164,8 +168,12 @@ async fn ready(peer: Peer, address: SocketAddr, fleet: &Fleet) {
 }
 
 /// A lost request is sent again by the next poll, since the router's list of workers then lacks its effect.
-async fn tell(client: &Client<HttpConnector, Full<Bytes>>, address: SocketAddr, puts: Vec<Put>) {
-    for Put { path, body } in puts {
+async fn configure(
+    client: &Client<HttpConnector, Full<Bytes>>,
+    address: SocketAddr,
+    puts: Vec<PutRequest>,
+) {
+    for PutRequest { path, body } in puts {
         let _ = exchange(client, Method::PUT, address, &path, body.into()).await;
     }
 }
@@ -205,7 +213,7 @@ mod tests {
     #[tokio::test]
     async fn a_router_that_ends_says_why_and_one_that_is_not_there_who_brings_it() {
         let folder = tempfile::tempdir().unwrap();
-        let fleet = Fleet::default();
+        let fleet = EngineAddresses::default();
         let start = || Router::start(Peer::VllmRouter, folder.path(), &fleet);
         let missing = start().await.err().map(|error| error.to_string());
         assert!(missing.is_some_and(|why| why.contains("scripts/peers.sh")));

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::scenario::Crowd;
+use super::scenario::ClientMix;
 use crate::run::fleet::MODEL;
 
 /// A request and its expected answer.
@@ -14,7 +14,7 @@ pub struct Ask {
     /// Its body.
     pub body: Bytes,
     /// The expected answer.
-    pub expected: Expected,
+    pub expected: ExpectedAnswer,
     /// Whether an engine can serve the request.
     pub fit: Fit,
 }
@@ -30,7 +30,7 @@ pub enum Fit {
 
 /// The answer that a simulated engine gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedAnswer {
     /// The shape that carries the text.
     pub shape: AnswerShape,
     /// Unstreamed, or as events.
@@ -52,7 +52,7 @@ pub enum AnswerShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// Unstreamed: in one piece.
-    Whole,
+    Unstreamed,
     /// As events.
     Stream,
 }
@@ -83,7 +83,7 @@ const POISON: [&str; 4] = [
     "<|break-decode|>",
 ];
 
-impl Expected {
+impl ExpectedAnswer {
     /// Text of the full answer.
     pub fn text(self) -> String {
         let words: Vec<_> = (0..self.tokens)
@@ -94,18 +94,20 @@ impl Expected {
 }
 
 /// The client's request number `turn`; every second client asks for streams.
-pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
+pub fn ask(mix: ClientMix, client: usize, turn: usize) -> Ask {
     let delivery = match client % 2 {
-        0 if crowd != Crowd::SlowReaders => Delivery::Whole,
+        0 if mix != ClientMix::SlowReaders => Delivery::Unstreamed,
         _ => Delivery::Stream,
     };
-    let slowly = reads_slowly(crowd, client);
-    let tokens = match (slowly, crowd) {
+    let slowly = reads_slowly(mix, client);
+    let tokens = match (slowly, mix) {
         (true, _) => LONG_ANSWER,
-        (false, Crowd::SlowReaders) => LONG_STREAM + (client * 37 + turn * 53) as u64 % LONG_STREAM,
+        (false, ClientMix::SlowReaders) => {
+            LONG_STREAM + (client * 37 + turn * 53) as u64 % LONG_STREAM
+        }
         (false, _) => SHORTEST + (client * 7 + turn * 13) as u64 % (LONGEST - SHORTEST),
     };
-    let mark = poison(crowd, client, turn);
+    let mark = poison(mix, client, turn);
     let (shape, mut body) = match slowly {
         true => wordy(client, turn),
         false => prompt(client, turn, mark.unwrap_or_default()),
@@ -124,7 +126,7 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
             AnswerShape::Text => "/v1/completions",
         },
         body: body.to_string().into(),
-        expected: Expected {
+        expected: ExpectedAnswer {
             shape,
             delivery,
             tokens,
@@ -137,22 +139,22 @@ pub fn ask(crowd: Crowd, client: usize, turn: usize) -> Ask {
 }
 
 /// The marker that makes engines fail, if this request carries one. Every marker is used, with and without streams.
-fn poison(crowd: Crowd, client: usize, turn: usize) -> Option<&'static str> {
-    let is_poison = crowd == Crowd::WithPoison && (client + turn).is_multiple_of(3);
+fn poison(mix: ClientMix, client: usize, turn: usize) -> Option<&'static str> {
+    let is_poison = mix == ClientMix::WithPoison && (client + turn).is_multiple_of(3);
     let mark = POISON.get((client / 6 + turn) % POISON.len());
     mark.copied().filter(|_| is_poison)
 }
 
 /// Whether this client reads slowly; all slow readers ask for streams.
-pub fn reads_slowly(crowd: Crowd, client: usize) -> bool {
-    match crowd {
-        Crowd::WithSlowReaders => client % 4 == 1,
-        Crowd::SlowReaders => !client.is_multiple_of(3),
-        Crowd::Patient
-        | Crowd::WithLeavers
-        | Crowd::WithPoison
-        | Crowd::WithTricklers
-        | Crowd::WithLongPrompts => false,
+pub fn reads_slowly(mix: ClientMix, client: usize) -> bool {
+    match mix {
+        ClientMix::WithSlowReaders => client % 4 == 1,
+        ClientMix::SlowReaders => !client.is_multiple_of(3),
+        ClientMix::Patient
+        | ClientMix::WithLeavers
+        | ClientMix::WithPoison
+        | ClientMix::WithTricklers
+        | ClientMix::WithLongPrompts => false,
     }
 }
 
@@ -205,13 +207,13 @@ mod tests {
     #[test]
     fn half_ask_for_streams_and_all_kinds_of_prompts_come() {
         let asks: Vec<_> = (0..40)
-            .map(|client| ask(Crowd::Patient, client, 0))
+            .map(|client| ask(ClientMix::Patient, client, 0))
             .collect();
         let streams = asks
             .iter()
             .filter(|ask| ask.expected.delivery == Delivery::Stream);
         assert_eq!(streams.count(), 20);
-        for delivery in [Delivery::Whole, Delivery::Stream] {
+        for delivery in [Delivery::Unstreamed, Delivery::Stream] {
             let of_it = asks.iter().filter(|ask| ask.expected.delivery == delivery);
             let kinds: std::collections::BTreeSet<_> = of_it
                 .map(|ask| {
@@ -228,15 +230,15 @@ mod tests {
 
     #[test]
     fn a_third_is_poison_of_every_kind_in_a_crowd_with_poison_only() {
-        let asks = |crowd| {
+        let asks = |mix| {
             let turns = (0..4).flat_map(|turn| (0..48).map(move |client| (client, turn)));
-            turns.map(move |(client, turn)| ask(crowd, client, turn))
+            turns.map(move |(client, turn)| ask(mix, client, turn))
         };
         let is_poison = |ask: &Ask| ask.fit == Fit::Poison;
-        let poison: Vec<_> = asks(Crowd::WithPoison).filter(is_poison).collect();
+        let poison: Vec<_> = asks(ClientMix::WithPoison).filter(is_poison).collect();
         assert_eq!(poison.len(), 64);
         for mark in POISON {
-            for delivery in [Delivery::Whole, Delivery::Stream] {
+            for delivery in [Delivery::Unstreamed, Delivery::Stream] {
                 let of_it = poison
                     .iter()
                     .filter(|ask| ask.expected.delivery == delivery);
@@ -244,12 +246,12 @@ mod tests {
                 assert!(bodies.any(|body| body.contains(mark)), "{mark}");
             }
         }
-        assert!(!asks(Crowd::Patient).any(|ask| is_poison(&ask)));
+        assert!(!asks(ClientMix::Patient).any(|ask| is_poison(&ask)));
     }
 
     #[test]
     fn the_right_answer_has_every_token() {
-        let mut expected = ask(Crowd::Patient, 0, 0).expected;
+        let mut expected = ask(ClientMix::Patient, 0, 0).expected;
         expected.tokens = 3;
         assert_eq!(expected.text(), "token0 token1 token2");
     }

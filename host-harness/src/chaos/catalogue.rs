@@ -4,54 +4,57 @@ use std::str::FromStr;
 
 use routing::fleet::Role::{self, Decode, Prefill};
 
-use super::scenario::{Act, Crowd, Demand, Fault, Leaks, Pool, Scenario, Seat, Shape, Step, Whom};
+use super::scenario::{
+    ClientMix, Demand, EngineAction, EngineId, Fault, FaultTarget, FleetSize, Leaks, PoolSettings,
+    Scenario, Step,
+};
 use crate::engine::Dialect;
 
-const P0: Seat = Seat {
+const P0: EngineId = EngineId {
     role: Prefill,
     number: 0,
 };
-const P1: Seat = Seat {
+const P1: EngineId = EngineId {
     role: Prefill,
     number: 1,
 };
-const D0: Seat = Seat {
+const D0: EngineId = EngineId {
     role: Decode,
     number: 0,
 };
-const D1: Seat = Seat {
+const D1: EngineId = EngineId {
     role: Decode,
     number: 1,
 };
 
-const TWO_AND_TWO: Shape = Shape {
+const TWO_AND_TWO: FleetSize = FleetSize {
     prefill: 2,
     decode: 2,
 };
-const TWO_AND_ONE: Shape = Shape {
+const TWO_AND_ONE: FleetSize = FleetSize {
     prefill: 2,
     decode: 1,
 };
 
-const fn at(part: f64, act: Act) -> Step {
-    Step { at: part, act }
+const fn at(part: f64, action: EngineAction) -> Step {
+    Step { at: part, action }
 }
 
 /// Start and end of a fault, as shares of a round: long enough to be noticed, with time left to see the recovery.
 const FAULTY_AT: f64 = 0.2;
 const WELL_AT: f64 = 0.75;
 
-const fn ill(whom: Whom, fault: Fault) -> [Step; 2] {
+const fn ill(target: FaultTarget, fault: Fault) -> [Step; 2] {
     [
-        at(FAULTY_AT, Act::Inject(whom, fault)),
-        at(WELL_AT, Act::Mend(whom)),
+        at(FAULTY_AT, EngineAction::Inject(target, fault)),
+        at(WELL_AT, EngineAction::Repair(target)),
     ]
 }
 
-const fn dead(seat: Seat) -> [Step; 2] {
+const fn dead(id: EngineId) -> [Step; 2] {
     [
-        at(FAULTY_AT, Act::Kill(seat)),
-        at(WELL_AT, Act::Start(seat)),
+        at(FAULTY_AT, EngineAction::Kill(id)),
+        at(WELL_AT, EngineAction::Start(id)),
     ]
 }
 
@@ -79,14 +82,14 @@ const THREE_IN_TEN_500: Fault = Fault::Status {
 const USUAL: Scenario = Scenario {
     name: "",
     what: "",
-    shape: TWO_AND_TWO,
-    crowd: Crowd::Patient,
+    size: TWO_AND_TWO,
+    mix: ClientMix::Patient,
     script: &[],
     ejects: None,
     leaks: Leaks::Exact,
     spares: &[],
     demand: Demand::Honesty,
-    pool: Pool::Plain,
+    pool: PoolSettings::Plain,
     dialect: None,
 };
 
@@ -97,8 +100,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-killed",
         what: "one of two prefill workers is killed, and comes back",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
         script: &dead(P0),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
@@ -107,8 +110,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-killed-2p1d",
         what: "the same in front of a single decode worker, which must not be blamed",
-        shape: TWO_AND_ONE,
-        crowd: Crowd::Patient,
+        size: TWO_AND_ONE,
+        mix: ClientMix::Patient,
         script: &dead(P0),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
@@ -117,9 +120,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-hangs",
         what: "one of two prefill workers takes requests and never answers; /health is fine",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(P0), Fault::Hang),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(P0), Fault::Hang),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
         ..USUAL
@@ -127,9 +130,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-500s",
         what: "30 % of all prefill answers are 500",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::All(Prefill), THREE_IN_TEN_500),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::All(Prefill), THREE_IN_TEN_500),
         ejects: None,
         leaks: Leaks::Exact,
         ..USUAL
@@ -137,9 +140,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-500s-one-of-two",
         what: "30 % of one prefill worker's answers are 500",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(P0), THREE_IN_TEN_500),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(P0), THREE_IN_TEN_500),
         ejects: None,
         leaks: Leaks::Exact,
         ..USUAL
@@ -147,9 +150,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-empty",
         what: "one of two prefill workers answers 200 with nothing",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(P0), Fault::Empty),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(P0), Fault::Empty),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
         ..USUAL
@@ -157,9 +160,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-resets",
         what: "one of two prefill workers breaks the connection without an answer",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(P0), Fault::ResetBeforeHeaders),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(P0), Fault::ResetBeforeHeaders),
         ejects: Some(Prefill),
         leaks: Leaks::Exact,
         ..USUAL
@@ -167,9 +170,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "handoffs-lost",
         what: "one of two prefill workers hands off what nobody can fetch",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(P0), Fault::LoseHandoff),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(P0), Fault::LoseHandoff),
         ejects: None,
         leaks: Leaks::Exact,
         ..USUAL
@@ -177,9 +180,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-429",
         what: "one of two decode workers is too busy for anything",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), always(429)),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), always(429)),
         ejects: None,
         leaks: Leaks::Exact,
         ..USUAL
@@ -187,9 +190,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "every-decode-503",
         what: "every decode worker answers 503",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::All(Decode), always(503)),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::All(Decode), always(503)),
         ejects: None,
         leaks: Leaks::Exact,
         ..USUAL
@@ -197,9 +200,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-refuses",
         what: "one of two decode workers takes no connection, from the beginning",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &[at(0.0, Act::Kill(D0))],
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &[at(0.0, EngineAction::Kill(D0))],
         ejects: Some(Decode),
         leaks: Leaks::Exact,
         ..USUAL
@@ -207,8 +210,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-killed",
         what: "one of two decode workers is killed, and comes back",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
         script: &dead(D0),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -217,9 +220,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-dies-mid-stream",
         what: "one of two decode workers breaks off after three tokens",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), Fault::DieMidStream { tokens: 3 }),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), Fault::DieMidStream { tokens: 3 }),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
         ..USUAL
@@ -227,9 +230,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-resets-before-headers",
         what: "one of two decode workers fetches the blocks, then breaks the connection",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), Fault::ResetBeforeHeaders),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), Fault::ResetBeforeHeaders),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
         ..USUAL
@@ -237,9 +240,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-resets-after-headers",
         what: "one of two decode workers breaks the connection right after its headers",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), Fault::ResetAfterHeaders),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), Fault::ResetAfterHeaders),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
         ..USUAL
@@ -247,9 +250,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-hangs",
         what: "one of two decode workers takes requests and never answers; /health is fine",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), Fault::Hang),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), Fault::Hang),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
         ..USUAL
@@ -257,9 +260,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-silent",
         what: "one of two decode workers sends headers, and then nothing",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), Fault::Silent),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), Fault::Silent),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
         ..USUAL
@@ -267,9 +270,9 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-empty",
         what: "one of two decode workers answers 200 with nothing",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
-        script: &ill(Whom::One(D0), Fault::Empty),
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
+        script: &ill(FaultTarget::One(D0), Fault::Empty),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
         ..USUAL
@@ -277,17 +280,17 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "rolling-restart",
         what: "every engine is killed and started again, one after the other",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
         script: &[
-            at(0.10, Act::Kill(P0)),
-            at(0.20, Act::Start(P0)),
-            at(0.32, Act::Kill(P1)),
-            at(0.42, Act::Start(P1)),
-            at(0.54, Act::Kill(D0)),
-            at(0.64, Act::Start(D0)),
-            at(0.76, Act::Kill(D1)),
-            at(0.86, Act::Start(D1)),
+            at(0.10, EngineAction::Kill(P0)),
+            at(0.20, EngineAction::Start(P0)),
+            at(0.32, EngineAction::Kill(P1)),
+            at(0.42, EngineAction::Start(P1)),
+            at(0.54, EngineAction::Kill(D0)),
+            at(0.64, EngineAction::Start(D0)),
+            at(0.76, EngineAction::Kill(D1)),
+            at(0.86, EngineAction::Start(D1)),
         ],
         ejects: None,
         leaks: Leaks::AtLeast,
@@ -296,8 +299,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "client-aborts",
         what: "half of the clients leave: with half a body sent, in prefill, at the headers, in the stream, at its last token",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::WithLeavers,
+        size: TWO_AND_TWO,
+        mix: ClientMix::WithLeavers,
         script: &[],
         ejects: None,
         leaks: Leaks::AtLeast,
@@ -308,79 +311,79 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "slow-client",
         what: "a quarter of the clients read slowly, and pause for longer than a worker may be silent",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::WithSlowReaders,
+        size: TWO_AND_TWO,
+        mix: ClientMix::WithSlowReaders,
         script: &[],
         ejects: None,
         leaks: Leaks::Exact,
         spares: BOTH,
         demand: Demand::AnswerToGood,
-        pool: Pool::Touchy,
+        pool: PoolSettings::Touchy,
         ..USUAL
     },
     Scenario {
         name: "slow-readers",
         what: "two in three clients stop reading for four times as long as a worker may be silent, while its other streams go on",
-        crowd: Crowd::SlowReaders,
+        mix: ClientMix::SlowReaders,
         spares: BOTH,
         demand: Demand::AnswerToGood,
-        pool: Pool::Touchy,
+        pool: PoolSettings::Touchy,
         ..USUAL
     },
     Scenario {
         name: "uploads-trickle",
         what: "200 connections send 12 MiB each and then a byte now and then, at shipped limits: more than may be in flight",
-        crowd: Crowd::WithTricklers,
+        mix: ClientMix::WithTricklers,
         spares: BOTH,
         demand: Demand::AnswerToGood,
-        pool: Pool::Shipped,
+        pool: PoolSettings::Shipped,
         ..USUAL
     },
     Scenario {
         name: "uploads-time-out",
         what: "the same, where a body has a second",
-        crowd: Crowd::WithTricklers,
+        mix: ClientMix::WithTricklers,
         spares: BOTH,
         demand: Demand::AnswerToGood,
-        pool: Pool::HastyBodies,
+        pool: PoolSettings::HastyBodies,
         ..USUAL
     },
     Scenario {
         name: "big-prompts-refused",
         what: "60 clients send 30 MB each, at shipped limits: more than a body may have",
-        crowd: Crowd::WithLongPrompts,
+        mix: ClientMix::WithLongPrompts,
         leaks: Leaks::AtLeast,
         spares: BOTH,
         demand: Demand::AnswerToGood,
-        pool: Pool::Shipped,
+        pool: PoolSettings::Shipped,
         ..USUAL
     },
     Scenario {
         name: "big-prefills-left",
         what: "60 clients send 30 MB each, where a body may have 32 MiB, and leave while it is prefilled",
-        crowd: Crowd::WithLongPrompts,
+        mix: ClientMix::WithLongPrompts,
         leaks: Leaks::AtLeast,
         spares: BOTH,
         demand: Demand::AnswerToGood,
-        pool: Pool::LongBodies,
+        pool: PoolSettings::LongBodies,
         ..USUAL
     },
     Scenario {
         name: "slow-engine",
         what: "one prefill worker begins late and one decode worker drips, both within their deadlines",
-        shape: TWO_AND_TWO,
-        crowd: Crowd::Patient,
+        size: TWO_AND_TWO,
+        mix: ClientMix::Patient,
         script: &[
             at(
                 FAULTY_AT,
-                Act::Inject(Whom::One(P0), Fault::Delay { ms: 250 }),
+                EngineAction::Inject(FaultTarget::One(P0), Fault::Delay { ms: 250 }),
             ),
             at(
                 FAULTY_AT,
-                Act::Inject(Whom::One(D0), Fault::SlowDrip { ms: 20 }),
+                EngineAction::Inject(FaultTarget::One(D0), Fault::SlowDrip { ms: 20 }),
             ),
-            at(WELL_AT, Act::Mend(Whom::One(P0))),
-            at(WELL_AT, Act::Mend(Whom::One(D0))),
+            at(WELL_AT, EngineAction::Repair(FaultTarget::One(P0))),
+            at(WELL_AT, EngineAction::Repair(FaultTarget::One(D0))),
         ],
         ejects: None,
         leaks: Leaks::Exact,
@@ -390,14 +393,26 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "engines-full",
         what: "one worker of each role refuses what it has no room for, with 503 and with 429, and then with the other one",
         script: &[
-            at(0.1, Act::Inject(Whom::One(P0), full(503, 1))),
-            at(0.1, Act::Inject(Whom::One(D0), full(429, 2))),
-            at(0.5, Act::Mend(Whom::One(P0))),
-            at(0.5, Act::Mend(Whom::One(D0))),
-            at(0.5, Act::Inject(Whom::One(P0), full(429, 1))),
-            at(0.5, Act::Inject(Whom::One(D0), full(503, 2))),
-            at(0.9, Act::Mend(Whom::One(P0))),
-            at(0.9, Act::Mend(Whom::One(D0))),
+            at(
+                0.1,
+                EngineAction::Inject(FaultTarget::One(P0), full(503, 1)),
+            ),
+            at(
+                0.1,
+                EngineAction::Inject(FaultTarget::One(D0), full(429, 2)),
+            ),
+            at(0.5, EngineAction::Repair(FaultTarget::One(P0))),
+            at(0.5, EngineAction::Repair(FaultTarget::One(D0))),
+            at(
+                0.5,
+                EngineAction::Inject(FaultTarget::One(P0), full(429, 1)),
+            ),
+            at(
+                0.5,
+                EngineAction::Inject(FaultTarget::One(D0), full(503, 2)),
+            ),
+            at(0.9, EngineAction::Repair(FaultTarget::One(P0))),
+            at(0.9, EngineAction::Repair(FaultTarget::One(D0))),
         ],
         spares: BOTH,
         demand: Demand::Answer,
@@ -407,10 +422,16 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "every-engine-full",
         what: "all workers refuse what they have no room for: who is not answered is told when to come again",
         script: &[
-            at(FAULTY_AT, Act::Inject(Whom::All(Prefill), full(503, 2))),
-            at(FAULTY_AT, Act::Inject(Whom::All(Decode), full(429, 4))),
-            at(WELL_AT, Act::Mend(Whom::All(Prefill))),
-            at(WELL_AT, Act::Mend(Whom::All(Decode))),
+            at(
+                FAULTY_AT,
+                EngineAction::Inject(FaultTarget::All(Prefill), full(503, 2)),
+            ),
+            at(
+                FAULTY_AT,
+                EngineAction::Inject(FaultTarget::All(Decode), full(429, 4)),
+            ),
+            at(WELL_AT, EngineAction::Repair(FaultTarget::All(Prefill))),
+            at(WELL_AT, EngineAction::Repair(FaultTarget::All(Decode))),
         ],
         spares: BOTH,
         demand: Demand::AnswerOrLater,
@@ -420,32 +441,56 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "metrics-hang-overloaded",
         what: "one worker of each role is full and slow, and its /metrics hangs",
         script: &[
-            at(0.1, Act::Inject(Whom::One(P0), Fault::Delay { ms: 150 })),
-            at(0.1, Act::Inject(Whom::One(D0), Fault::SlowDrip { ms: 20 })),
-            at(0.1, Act::Inject(Whom::One(P0), full(503, 1))),
-            at(0.1, Act::Inject(Whom::One(D0), full(429, 2))),
-            at(0.2, Act::Inject(Whom::One(P0), Fault::HangMetrics)),
-            at(0.2, Act::Inject(Whom::One(D0), Fault::HangMetrics)),
-            at(0.85, Act::Mend(Whom::One(P0))),
-            at(0.85, Act::Mend(Whom::One(D0))),
+            at(
+                0.1,
+                EngineAction::Inject(FaultTarget::One(P0), Fault::Delay { ms: 150 }),
+            ),
+            at(
+                0.1,
+                EngineAction::Inject(FaultTarget::One(D0), Fault::SlowDrip { ms: 20 }),
+            ),
+            at(
+                0.1,
+                EngineAction::Inject(FaultTarget::One(P0), full(503, 1)),
+            ),
+            at(
+                0.1,
+                EngineAction::Inject(FaultTarget::One(D0), full(429, 2)),
+            ),
+            at(
+                0.2,
+                EngineAction::Inject(FaultTarget::One(P0), Fault::HangMetrics),
+            ),
+            at(
+                0.2,
+                EngineAction::Inject(FaultTarget::One(D0), Fault::HangMetrics),
+            ),
+            at(0.85, EngineAction::Repair(FaultTarget::One(P0))),
+            at(0.85, EngineAction::Repair(FaultTarget::One(D0))),
         ],
         spares: BOTH,
         demand: Demand::Answer,
-        pool: Pool::AsksMetrics,
+        pool: PoolSettings::AsksMetrics,
         ..USUAL
     },
     Scenario {
         name: "keep-alive-closed",
         what: "all workers close idle connections; then one of each role does so at the very moment at which a request comes",
         script: &[
-            at(0.0, Act::Inject(Whom::All(Prefill), CLOSE_IDLE)),
-            at(0.0, Act::Inject(Whom::All(Decode), CLOSE_IDLE)),
-            at(0.45, Act::Mend(Whom::All(Prefill))),
-            at(0.45, Act::Mend(Whom::All(Decode))),
-            at(0.5, Act::Inject(Whom::One(P0), UNLUCKY)),
-            at(0.5, Act::Inject(Whom::One(D0), UNLUCKY)),
-            at(0.9, Act::Mend(Whom::One(P0))),
-            at(0.9, Act::Mend(Whom::One(D0))),
+            at(
+                0.0,
+                EngineAction::Inject(FaultTarget::All(Prefill), CLOSE_IDLE),
+            ),
+            at(
+                0.0,
+                EngineAction::Inject(FaultTarget::All(Decode), CLOSE_IDLE),
+            ),
+            at(0.45, EngineAction::Repair(FaultTarget::All(Prefill))),
+            at(0.45, EngineAction::Repair(FaultTarget::All(Decode))),
+            at(0.5, EngineAction::Inject(FaultTarget::One(P0), UNLUCKY)),
+            at(0.5, EngineAction::Inject(FaultTarget::One(D0), UNLUCKY)),
+            at(0.9, EngineAction::Repair(FaultTarget::One(P0))),
+            at(0.9, EngineAction::Repair(FaultTarget::One(D0))),
         ],
         spares: BOTH,
         demand: Demand::Answer,
@@ -465,7 +510,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "poison",
         what: "a third of the requests makes every worker that takes them fail, with 500 or without an answer",
-        crowd: Crowd::WithPoison,
+        mix: ClientMix::WithPoison,
         leaks: Leaks::AtLeast,
         spares: BOTH,
         demand: Demand::Answer,
@@ -478,7 +523,7 @@ const CHURN: &str = "churn";
 
 /// The selected scenarios.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked {
+pub enum ScenarioChoice {
     /// One scenario.
     One(&'static Scenario),
     /// All scenarios except churn.
@@ -487,7 +532,7 @@ pub enum Asked {
     Churn,
 }
 
-impl Asked {
+impl ScenarioChoice {
     /// The selected scenarios that have a script.
     pub fn scenarios(self) -> Vec<&'static Scenario> {
         match self {
@@ -498,7 +543,7 @@ impl Asked {
     }
 }
 
-impl FromStr for Asked {
+impl FromStr for ScenarioChoice {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
@@ -538,12 +583,12 @@ mod tests {
     #[test]
     fn a_scenario_is_found_by_its_name_and_an_unknown_name_lists_all() {
         for scenario in SCENARIOS {
-            let Ok(Asked::One(found)) = scenario.name.parse() else {
+            let Ok(ScenarioChoice::One(found)) = scenario.name.parse() else {
                 panic!("{} is not found", scenario.name);
             };
             assert_eq!(found.name, scenario.name);
         }
-        let refusal = "no-such".parse::<Asked>().unwrap_err();
+        let refusal = "no-such".parse::<ScenarioChoice>().unwrap_err();
         for scenario in SCENARIOS {
             assert!(refusal.contains(scenario.name), "{refusal}");
             assert!(in_words().contains(scenario.what));
@@ -553,25 +598,24 @@ mod tests {
     #[test]
     fn every_script_is_in_order_and_within_its_fleet() {
         for Scenario {
-            name,
-            shape,
-            script,
-            ..
+            name, size, script, ..
         } in SCENARIOS
         {
             assert!(script.is_sorted_by(|one, next| one.at <= next.at), "{name}");
             assert!(script.iter().all(|step| (0.0..1.0).contains(&step.at)));
             for step in *script {
-                let seat = match step.act {
-                    Act::Kill(seat) | Act::Start(seat) => seat,
-                    Act::Inject(Whom::One(seat), _) | Act::Mend(Whom::One(seat)) => seat,
-                    Act::Inject(Whom::All(_), _) | Act::Mend(Whom::All(_)) => continue,
+                let id = match step.action {
+                    EngineAction::Kill(id) | EngineAction::Start(id) => id,
+                    EngineAction::Inject(FaultTarget::One(id), _)
+                    | EngineAction::Repair(FaultTarget::One(id)) => id,
+                    EngineAction::Inject(FaultTarget::All(_), _)
+                    | EngineAction::Repair(FaultTarget::All(_)) => continue,
                 };
-                let seats = match seat.role {
-                    Prefill => shape.prefill,
-                    _ => shape.decode,
+                let ids = match id.role {
+                    Prefill => size.prefill,
+                    _ => size.decode,
                 };
-                assert!(seat.number < seats, "{name}: there is no {seat}");
+                assert!(id.number < ids, "{name}: there is no {id}");
             }
         }
     }

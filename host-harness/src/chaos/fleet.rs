@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use routing::fleet::Role;
 
+use super::health::{EngineHealth, HealthRecord};
 use super::http::{Http, HttpError};
 use super::pool;
-use super::scenario::{Act, Fault, Pool, Seat, Shape, Whom};
-use super::wellbeing::{State, Wellbeing};
+use super::scenario::{EngineAction, EngineId, Fault, FaultTarget, FleetSize, PoolSettings};
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError};
 use crate::run::fleet::engine_role;
 
@@ -31,10 +31,10 @@ const FAULTS: &str = "/__fault";
 #[derive(Debug, thiserror::Error)]
 pub enum FleetError {
     /// An engine does not start.
-    #[error("the {seat} engine: {source}")]
+    #[error("the {id} engine: {source}")]
     Engine {
         /// Which engine.
-        seat: Seat,
+        id: EngineId,
         /// Why.
         source: EngineError,
     },
@@ -43,29 +43,29 @@ pub enum FleetError {
     Http(#[from] HttpError),
     /// An engine died without being killed.
     #[error("the {0} engine died before it was killed")]
-    NoLastCounts(Seat),
+    NoLastCounts(EngineId),
     /// The machine refused a port or a file.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The script names an engine that does not exist.
     #[error("the script speaks of an engine that is not there: {0}")]
-    NoEngine(Seat),
+    NoEngine(EngineId),
 }
 
 /// Engines in this process, and the record of their health.
 pub struct Fleet {
     dialect: Dialect,
     http: Http,
-    posts: Vec<Post>,
+    slots: Vec<EngineSlot>,
     /// Which engines were healthy at which time.
-    pub wellbeing: Wellbeing,
+    pub health: HealthRecord,
     /// For each kind of repaired fault, how often it was met.
     pub met: BTreeMap<String, u64>,
 }
 
 /// Position of an engine in the fleet.
-struct Post {
-    seat: Seat,
+struct EngineSlot {
+    id: EngineId,
     config: EngineConfig,
     engine: Option<Engine>,
     /// Unfetched hand-offs of the engines killed here.
@@ -74,7 +74,7 @@ struct Post {
 
 /// Totals reported by the running engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct EngineTotals {
     /// Requests in the engines.
     pub requests: u64,
     /// Hand-offs issued by these or by killed engines, and neither fetched nor given up.
@@ -86,58 +86,58 @@ impl Fleet {
     ///
     /// # Errors
     /// When an engine does not start.
-    pub async fn start(shape: Shape, dialect: Dialect) -> Result<Self, FleetError> {
+    pub async fn start(size: FleetSize, dialect: Dialect) -> Result<Self, FleetError> {
         let ip = own_loopback();
-        let seats = |role, count| (0..count).map(move |number| Seat { role, number });
-        let all = seats(Role::Prefill, shape.prefill).chain(seats(Role::Decode, shape.decode));
-        let mut posts = Vec::new();
-        for seat in all {
-            let mut post = Post::new(seat, dialect, ip);
-            post.start().await?;
-            posts.push(post);
+        let ids = |role, count| (0..count).map(move |number| EngineId { role, number });
+        let all = ids(Role::Prefill, size.prefill).chain(ids(Role::Decode, size.decode));
+        let mut slots = Vec::new();
+        for id in all {
+            let mut slot = EngineSlot::new(id, dialect, ip);
+            slot.start().await?;
+            slots.push(slot);
         }
         Ok(Self {
             dialect,
             http: Http::new(),
-            posts,
-            wellbeing: Wellbeing::new(shape),
+            slots,
+            health: HealthRecord::new(size),
             met: BTreeMap::new(),
         })
     }
 
     /// The plugin's configuration for these engines, with these pool settings.
-    pub fn plugin_config(&self, told: Pool) -> Vec<u8> {
-        let engines = self.posts.iter();
-        let engines = engines.filter_map(|post| Some((post.seat.role, post.engine.as_ref()?)));
-        pool::plugin_config(self.dialect, &engines.collect::<Vec<_>>(), told)
+    pub fn plugin_config(&self, settings: PoolSettings) -> Vec<u8> {
+        let engines = self.slots.iter();
+        let engines = engines.filter_map(|slot| Some((slot.id.role, slot.engine.as_ref()?)));
+        pool::plugin_config(self.dialect, &engines.collect::<Vec<_>>(), settings)
     }
 
     /// Performs one step of the script.
     ///
     /// # Errors
     /// When an engine does not start or does not obey.
-    pub async fn perform(&mut self, act: Act) -> Result<(), FleetError> {
-        match act {
-            Act::Kill(seat) => {
-                self.note(seat, State::Unwell);
-                self.post(seat)?.kill().await
+    pub async fn perform(&mut self, action: EngineAction) -> Result<(), FleetError> {
+        match action {
+            EngineAction::Kill(id) => {
+                self.note(id, EngineHealth::Faulty);
+                self.slot(id)?.kill().await
             }
-            Act::Start(seat) => {
-                self.post(seat)?.start().await?;
-                self.note(seat, State::Well);
+            EngineAction::Start(id) => {
+                self.slot(id)?.start().await?;
+                self.note(id, EngineHealth::Healthy);
                 Ok(())
             }
-            Act::Inject(whom, fault) => {
-                for seat in self.meant(whom) {
-                    self.note(seat, fault.leaves());
-                    self.inject(seat, fault).await?;
+            EngineAction::Inject(target, fault) => {
+                for id in self.targets(target) {
+                    self.note(id, fault.leaves());
+                    self.inject(id, fault).await?;
                 }
                 Ok(())
             }
-            Act::Mend(whom) => {
-                for seat in self.meant(whom) {
-                    self.mend(seat).await?;
-                    self.note(seat, State::Well);
+            EngineAction::Repair(target) => {
+                for id in self.targets(target) {
+                    self.repair(id).await?;
+                    self.note(id, EngineHealth::Healthy);
                 }
                 Ok(())
             }
@@ -148,30 +148,30 @@ impl Fleet {
     ///
     /// # Errors
     /// When a running engine does not answer.
-    pub async fn census(&self) -> Result<Census, FleetError> {
-        let mut census = Census::default();
-        for post in &self.posts {
-            let now = post.census(&self.http).await?;
-            census.requests += now.requests;
-            census.unfetched += now.unfetched;
+    pub async fn totals(&self) -> Result<EngineTotals, FleetError> {
+        let mut totals = EngineTotals::default();
+        for slot in &self.slots {
+            let now = slot.totals(&self.http).await?;
+            totals.requests += now.requests;
+            totals.unfetched += now.unfetched;
         }
-        Ok(census)
+        Ok(totals)
     }
 
     /// Ends the engines.
     pub async fn stop(self) {
-        for engine in self.posts.into_iter().filter_map(|post| post.engine) {
+        for engine in self.slots.into_iter().filter_map(|slot| slot.engine) {
             engine.stop().await;
         }
     }
 
-    async fn inject(&mut self, seat: Seat, fault: Fault) -> Result<(), FleetError> {
-        let address = self.post(seat)?.address();
+    async fn inject(&mut self, id: EngineId, fault: Fault) -> Result<(), FleetError> {
+        let address = self.slot(id)?.address();
         Ok(self.http.post(address, FAULTS, &fault.to_json()).await?)
     }
 
-    async fn mend(&mut self, seat: Seat) -> Result<(), FleetError> {
-        let address = self.post(seat)?.address();
+    async fn repair(&mut self, id: EngineId) -> Result<(), FleetError> {
+        let address = self.slot(id)?.address();
         let faults = self.http.get_json(address, FAULTS).await?;
         for fault in faults.as_array().into_iter().flatten() {
             let kind = fault["kind"].as_str().unwrap_or_default();
@@ -181,32 +181,32 @@ impl Fleet {
         Ok(self.http.delete(address, FAULTS).await?)
     }
 
-    fn note(&mut self, seat: Seat, state: State) {
-        self.wellbeing.note(Instant::now(), seat, state);
+    fn note(&mut self, id: EngineId, state: EngineHealth) {
+        self.health.record(Instant::now(), id, state);
     }
 
-    fn meant(&self, whom: Whom) -> Vec<Seat> {
-        match whom {
-            Whom::One(seat) => vec![seat],
-            Whom::All(role) => {
-                let seats = self.posts.iter().map(|post| post.seat);
-                seats.filter(|seat| seat.role == role).collect()
+    fn targets(&self, target: FaultTarget) -> Vec<EngineId> {
+        match target {
+            FaultTarget::One(id) => vec![id],
+            FaultTarget::All(role) => {
+                let ids = self.slots.iter().map(|slot| slot.id);
+                ids.filter(|id| id.role == role).collect()
             }
         }
     }
 
-    fn post(&mut self, seat: Seat) -> Result<&mut Post, FleetError> {
-        let mut posts = self.posts.iter_mut();
-        let post = posts.find(|post| post.seat == seat);
-        post.ok_or(FleetError::NoEngine(seat))
+    fn slot(&mut self, id: EngineId) -> Result<&mut EngineSlot, FleetError> {
+        let mut slots = self.slots.iter_mut();
+        let slot = slots.find(|slot| slot.id == id);
+        slot.ok_or(FleetError::NoEngine(id))
     }
 }
 
-impl Post {
-    fn new(seat: Seat, dialect: Dialect, ip: IpAddr) -> Self {
+impl EngineSlot {
+    fn new(id: EngineId, dialect: Dialect, ip: IpAddr) -> Self {
         Self {
-            seat,
-            config: engine_config(dialect, seat.role, SocketAddr::new(ip, 0)),
+            id,
+            config: engine_config(dialect, id.role, SocketAddr::new(ip, 0)),
             engine: None,
             lost: 0,
         }
@@ -224,7 +224,7 @@ impl Post {
         }
         let engine = Engine::start(self.config.clone()).await;
         let engine = engine.map_err(|source| FleetError::Engine {
-            seat: self.seat,
+            id: self.id,
             source,
         })?;
         self.config.listen = engine.address;
@@ -239,14 +239,14 @@ impl Post {
             return Ok(());
         };
         let last = engine.stop().await;
-        let last = last.ok_or(FleetError::NoLastCounts(self.seat))?;
+        let last = last.ok_or(FleetError::NoLastCounts(self.id))?;
         self.lost += unfetched(last.issued, last.pulled, last.handoffs_aborted);
         Ok(())
     }
 
-    async fn census(&self, http: &Http) -> Result<Census, FleetError> {
+    async fn totals(&self, http: &Http) -> Result<EngineTotals, FleetError> {
         if self.engine.is_none() {
-            return Ok(Census {
+            return Ok(EngineTotals {
                 requests: 0,
                 unfetched: self.lost,
             });
@@ -254,7 +254,7 @@ impl Post {
         let state = http.get_json(self.address(), "/__state").await?;
         let count = |name: &str| state[name].as_u64().unwrap_or_default();
         let here = unfetched(count("issued"), count("pulled"), count("handoffs_aborted"));
-        Ok(Census {
+        Ok(EngineTotals {
             requests: count("running") + count("waiting"),
             unfetched: self.lost + here,
         })

@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::asks::Fit;
 use super::churn::Churned;
+use super::health::HealthRecord;
 use super::memory::Peak;
 use super::reply::{Ending, NO_HINT};
 use super::scenario::{Demand, Leaks};
-use super::wellbeing::Wellbeing;
 
 /// One request that its client did not abandon.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub struct Rules {
 
 /// The clients' outcomes.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct ClientOutcomes {
     /// Requests that their clients did not abandon.
     pub exchanges: Vec<Exchange>,
     /// Requests that their clients abandoned on purpose.
@@ -56,7 +56,7 @@ pub struct Seen {
 
 /// Findings after all clients have ended and the system is at rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Aftermath {
+pub struct SettledState {
     /// Time from the first fault to the first ejection, in the role where one is due.
     pub ejected_after: Option<Duration>,
     /// Hand-offs issued by engines and never fetched.
@@ -75,14 +75,14 @@ pub struct Aftermath {
     /// Peak of the gateway's memory, if it is subject to rules.
     pub peak: Option<Peak>,
     /// Whether any request met what was done to the engines.
-    pub bite: Bite,
+    pub effect: FaultEffect,
     /// Ejections in roles where no worker may be ejected.
     pub wrongly_ejected: u64,
 }
 
 /// Whether the faults had any effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bite {
+pub enum FaultEffect {
     /// Some request met a fault, or there was no fault to meet.
     #[default]
     Felt,
@@ -93,7 +93,7 @@ pub enum Bite {
 
 /// Result of a scenario. `sent` is the sum of `answered`, `engine_status`, `reset`, `refused` and `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Figures {
+pub struct ScenarioFigures {
     /// Requests, without those that their clients abandoned.
     pub sent: u64,
     /// Complete answers with every token right.
@@ -140,16 +140,21 @@ pub struct Figures {
 
 /// Result of a scenario, with the broken rules in words.
 #[derive(Debug)]
-pub struct Verdict {
+pub struct ScenarioVerdict {
     /// The counts.
-    pub figures: Figures,
+    pub figures: ScenarioFigures,
     /// Broken rules.
     pub broken: Vec<String>,
 }
 
 /// Judges a scenario.
-pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Aftermath) -> Verdict {
-    let mut figures = Figures {
+pub fn judge(
+    seen: &ClientOutcomes,
+    health: &HealthRecord,
+    rules: Rules,
+    aftermath: SettledState,
+) -> ScenarioVerdict {
+    let mut figures = ScenarioFigures {
         sent: seen.exchanges.len() as u64,
         ejected_after_ms: aftermath.ejected_after.map(milliseconds),
         kv_leaked: aftermath.kv_leaked,
@@ -160,7 +165,7 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Afterm
         left: seen.left,
         peak_bytes: aftermath.peak.map(|peak| peak.held),
         allowed_bytes: aftermath.peak.map(|peak| peak.allowed),
-        ..Figures::default()
+        ..ScenarioFigures::default()
     };
     let mut deceits = BTreeMap::new();
     let mut unseen = unseen_resets(seen, aftermath.resets_counted);
@@ -174,7 +179,7 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Afterm
             }
             _ => {}
         }
-        figures.add(exchange, wellbeing, rules.demand);
+        figures.add(exchange, health, rules.demand);
     }
     let mut broken = broken_rules(&figures, &deceits, rules.leaks, aftermath.replaced);
     broken.extend(unhelpful(seen, rules.demand));
@@ -183,14 +188,14 @@ pub fn judge(seen: &Seen, wellbeing: &Wellbeing, rules: Rules, aftermath: Afterm
     if seen.exchanges.iter().any(|exchange| immune(&exchange)) {
         broken.push("poison was answered: nothing was tested".to_owned());
     }
-    if aftermath.bite == Bite::Unfelt {
+    if aftermath.effect == FaultEffect::Unfelt {
         broken.push("no request met the fault: nothing was tested".to_owned());
     }
     broken.extend(aftermath.peak.and_then(too_much));
     if rules.demand == Demand::AnswerToGood {
         broken.extend(wronged(seen));
     }
-    Verdict { figures, broken }
+    ScenarioVerdict { figures, broken }
 }
 
 fn too_much(peak: Peak) -> Option<String> {
@@ -201,7 +206,7 @@ fn too_much(peak: Peak) -> Option<String> {
 }
 
 /// Outcomes of the well-behaved clients that were not answered.
-fn wronged(seen: &Seen) -> Option<String> {
+fn wronged(seen: &ClientOutcomes) -> Option<String> {
     let is_wronged = |exchange: &&Exchange| {
         exchange.conduct == Conduct::Good && exchange.ending != Ending::Answered
     };
@@ -216,7 +221,7 @@ fn wronged(seen: &Seen) -> Option<String> {
 
 /// Resets counted by the filter beyond those that clients saw after a begun answer: the headers were held back, and the client
 /// saw its connection break without an answer.
-fn unseen_resets(seen: &Seen, counted: u64) -> u64 {
+fn unseen_resets(seen: &ClientOutcomes, counted: u64) -> u64 {
     let begun = |exchange: &&Exchange| exchange.ending == Ending::Reset;
     let seen = seen.exchanges.iter().filter(begun).count() as u64;
     counted.saturating_sub(seen)
@@ -236,7 +241,7 @@ fn since(exchange: &Exchange, why: &str) -> Instant {
 }
 
 /// Outcomes of the clients that would accept a refusal with `retry-after`, and got not even that.
-fn unhelpful(seen: &Seen, demand: Demand) -> Option<String> {
+fn unhelpful(seen: &ClientOutcomes, demand: Demand) -> Option<String> {
     let unhelped = |ending: &&Ending| match ending {
         Ending::Answered | Ending::EngineStatus(429 | 503) => false,
         Ending::Failed(why) => {
@@ -250,8 +255,8 @@ fn unhelpful(seen: &Seen, demand: Demand) -> Option<String> {
         .then(|| format!("neither an answer nor a refusal that says when to come again: {first:?}"))
 }
 
-impl Figures {
-    fn add(&mut self, exchange: &Exchange, wellbeing: &Wellbeing, demand: Demand) {
+impl ScenarioFigures {
+    fn add(&mut self, exchange: &Exchange, health: &HealthRecord, demand: Demand) {
         self.poison += u64::from(exchange.fit == Fit::Poison);
         match &exchange.ending {
             Ending::Answered => self.answered += 1,
@@ -275,19 +280,19 @@ impl Figures {
                 return;
             }
         };
-        if exchange.fit == Fit::Sound && wellbeing.had_a_pair(since, exchange.ended) {
+        if exchange.fit == Fit::Sound && health.had_a_pair(since, exchange.ended) {
             self.failed_with_healthy_pair += 1;
         }
     }
 }
 
 fn broken_rules(
-    figures: &Figures,
+    figures: &ScenarioFigures,
     deceits: &BTreeMap<String, u64>,
     leaks: Leaks,
     replaced: u64,
 ) -> Vec<String> {
-    let Figures {
+    let ScenarioFigures {
         answered,
         failed_with_healthy_pair,
         kv_leaked,

@@ -9,7 +9,7 @@ use crate::run::gateway::Gateway;
 
 /// Memory of a gateway process at rest.
 #[derive(Clone, Copy, Debug)]
-pub struct AtRest {
+pub struct IdleMemory {
     process: u32,
     /// Bytes.
     resident: u64,
@@ -24,7 +24,7 @@ pub struct Peak {
     pub allowed: u64,
 }
 
-impl AtRest {
+impl IdleMemory {
     /// Memory of a gateway without load; `None` if it is no separate process but part of this one, with all engines and clients.
     pub fn of(gateway: &Gateway) -> Option<Self> {
         let process = gateway.process()?;

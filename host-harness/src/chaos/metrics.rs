@@ -11,14 +11,14 @@ const PAGE: &str = "/stats/prometheus?filter=pd_router";
 
 /// One snapshot of the gateway's metrics page.
 #[derive(Debug)]
-pub struct Metrics(String);
+pub struct MetricsPage(String);
 
-impl Metrics {
+impl MetricsPage {
     /// Fetches the page.
     ///
     /// # Errors
     /// When the gateway does not answer.
-    pub async fn ask(http: &Http, admin: SocketAddr) -> Result<Self, HttpError> {
+    pub async fn fetch(http: &Http, admin: SocketAddr) -> Result<Self, HttpError> {
         http.get(admin, PAGE).await.map(Self)
     }
 
@@ -106,7 +106,7 @@ pd_router_kv_leaked_handoffs_total{} 0
 
     #[test]
     fn both_hosts_pages_are_read() {
-        let metrics = Metrics(PAGE.to_owned());
+        let metrics = MetricsPage(PAGE.to_owned());
         assert_eq!(metrics.ejections(Role::Prefill), 2);
         assert_eq!(metrics.ejections(Role::Decode), 1);
         assert_eq!(metrics.bookings(), 7);
@@ -116,7 +116,7 @@ pd_router_kv_leaked_handoffs_total{} 0
 
     #[test]
     fn a_negative_gauge_is_not_zero() {
-        let metrics = Metrics("pd_router_decode_charges{} -1\n".to_owned());
+        let metrics = MetricsPage("pd_router_decode_charges{} -1\n".to_owned());
         assert_eq!(metrics.bookings(), 1);
     }
 }

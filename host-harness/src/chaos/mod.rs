@@ -18,6 +18,7 @@ mod catalogue;
 mod churn;
 mod client;
 mod fleet;
+mod health;
 mod http;
 mod judge;
 mod memory;
@@ -27,20 +28,19 @@ mod play;
 mod pool;
 mod reply;
 mod scenario;
-mod wellbeing;
 
-use catalogue::Asked;
+use catalogue::ScenarioChoice;
 use churn::Source;
-use output::Row;
-use play::{PlayError, Setting, ticks};
-use scenario::{Pool, Scenario};
+use output::ScenarioResult;
+use play::{PlayError, PlaySettings, ticks};
+use scenario::{PoolSettings, Scenario};
 
 /// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
 Each scenario starts simulated engines, a gateway, and 48 clients, half of which ask for streams. They ask for --seconds, \
 during which the script makes engines fail and mends them (every six seconds again, where there is time); then all end their requests, and things come to rest.
 
-Figures: sent is the sum of the next five. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
+ScenarioFigures: sent is the sum of the next five. answered: whole answers, every token right, streams to their [DONE]. engine_status: an \
 engine's own error, passed on as it was. reset: an answer that died after decode's headers, seen as an error by its client. refused: over \
 their bodies, which were too long (413), too slow (408), or for which there was no room just then (503). failed: everything else. failed_with_healthy_pair: those of them that failed though from the request to its end there was always a prefill \
 and a decode engine without a fault. ejected_after_ms: from the fault to the first ejection in the role at fault; null where nothing is to be \
@@ -63,10 +63,10 @@ decode ends before its first byte; something is answered; in churn, removed_work
 pub struct Args {
     /// Scenario: a name, or all of them.
     #[arg(long, value_name = "NAME|all", default_value = "all")]
-    scenario: Asked,
+    scenario: ScenarioChoice,
     /// Host that runs the filter.
-    #[arg(long, value_enum, default_value_t = Carriers::Wasmtime)]
-    proxy: Carriers,
+    #[arg(long, value_enum, default_value_t = ProxyChoice::Wasmtime)]
+    proxy: ProxyChoice,
     /// Engine dialect, and with it the hand-off protocol.
     #[arg(long, value_enum, default_value_t)]
     dialect: Dialect,
@@ -94,7 +94,7 @@ pub struct Args {
 
 /// Hosts in which to play.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Carriers {
+enum ProxyChoice {
     /// This program's own host.
     Wasmtime,
     /// Real Envoy.
@@ -142,7 +142,7 @@ pub enum ChaosError {
     },
     /// Rules are broken.
     #[error("{}", output::broken_rules(.0))]
-    Broken(Vec<Row>),
+    Broken(Vec<ScenarioResult>),
 }
 
 /// Plays the scenarios, prints the results, and judges.
@@ -163,14 +163,17 @@ pub fn run(args: Args) -> Result<(), ChaosError> {
     };
     // The reader of standard output may have gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    let broken: Vec<_> = rows.into_iter().filter(Row::breaks_a_rule).collect();
+    let broken: Vec<_> = rows
+        .into_iter()
+        .filter(ScenarioResult::breaks_a_rule)
+        .collect();
     match broken.is_empty() {
         true => Ok(()),
         false => Err(ChaosError::Broken(broken)),
     }
 }
 
-impl Carriers {
+impl ProxyChoice {
     fn proxies(self) -> &'static [Proxy] {
         match self {
             Self::Wasmtime => &[Proxy::Wasmtime],
@@ -182,7 +185,7 @@ impl Carriers {
 
 impl Args {
     fn parts(&self) -> Vec<Part> {
-        let Asked::Churn = self.scenario else {
+        let ScenarioChoice::Churn = self.scenario else {
             let scenarios = self.scenario.scenarios().into_iter();
             return scenarios.map(Part::Scripted).collect();
         };
@@ -196,9 +199,9 @@ impl Args {
         parts.collect()
     }
 
-    fn setting(&self, proxy: Proxy) -> Setting {
+    fn settings(&self, proxy: Proxy) -> PlaySettings {
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        Setting {
+        PlaySettings {
             dialect: self.dialect,
             lasts: Duration::from_secs(self.seconds),
             gateway: GatewayConfig {
@@ -206,7 +209,7 @@ impl Args {
                 listen: anywhere,
                 admin: anywhere,
                 concurrency: self.concurrency,
-                buffer_limit: pool::buffer_limit(Pool::Plain),
+                buffer_limit: pool::buffer_limit(PoolSettings::Plain),
                 counting: Counting::Off,
                 files: self.files.clone(),
                 log: gateways_log(),
@@ -224,7 +227,7 @@ fn gateways_log() -> EnvoyLog {
 }
 
 /// Plays them, with a progress bar that only a terminal shows.
-async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
+async fn play_all(args: &Args) -> Result<Vec<ScenarioResult>, ChaosError> {
     let proxies = args.proxy.proxies().iter();
     let parts = args.parts();
     let plays: Vec<_> = proxies
@@ -232,7 +235,7 @@ async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
         .collect();
     let bar = bar(plays.len() as u64 * ticks(Duration::from_secs(args.seconds)));
     let rows = stream::iter(plays)
-        .map(|(part, proxy)| play_one(part, args.setting(proxy), &bar))
+        .map(|(part, proxy)| play_one(part, args.settings(proxy), &bar))
         .buffered(args.at_once.into())
         .try_collect()
         .await;
@@ -240,19 +243,23 @@ async fn play_all(args: &Args) -> Result<Vec<Row>, ChaosError> {
     rows
 }
 
-async fn play_one(part: Part, setting: Setting, bar: &ProgressBar) -> Result<Row, ChaosError> {
-    let (name, host) = (part.name(), setting.gateway.proxy.name());
+async fn play_one(
+    part: Part,
+    settings: PlaySettings,
+    bar: &ProgressBar,
+) -> Result<ScenarioResult, ChaosError> {
+    let (name, host) = (part.name(), settings.gateway.proxy.name());
     bar.set_message(format!("{name} ({host})"));
     let verdict = match part {
-        Part::Scripted(scenario) => play::play(scenario, &setting, bar).await,
-        Part::Churn(source, seed) => churn::play(source, &setting, seed, bar).await,
+        Part::Scripted(scenario) => play::play(scenario, &settings, bar).await,
+        Part::Churn(source, seed) => churn::play(source, &settings, seed, bar).await,
     };
     let verdict = verdict.map_err(|source| ChaosError::Play {
         name,
         host,
         source: Box::new(source),
     })?;
-    Ok(Row {
+    Ok(ScenarioResult {
         name,
         host,
         verdict,

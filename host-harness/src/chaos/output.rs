@@ -5,17 +5,17 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::churn::Churned;
-use super::judge::{Figures, Verdict};
+use super::judge::{ScenarioFigures, ScenarioVerdict};
 
 /// Result of a scenario in one host.
 #[derive(Debug)]
-pub struct Row {
+pub struct ScenarioResult {
     /// The scenario.
     pub name: &'static str,
     /// The host that ran the filter.
     pub host: &'static str,
     /// The result.
-    pub verdict: Verdict,
+    pub verdict: ScenarioVerdict,
 }
 
 #[derive(Serialize)]
@@ -28,11 +28,11 @@ struct Line<'a> {
     name: &'static str,
     host: &'static str,
     #[serde(flatten)]
-    figures: &'a Figures,
+    figures: &'a ScenarioFigures,
     broken: &'a [String],
 }
 
-impl Row {
+impl ScenarioResult {
     /// Whether the result breaks a rule.
     pub fn breaks_a_rule(&self) -> bool {
         !self.verdict.broken.is_empty()
@@ -40,7 +40,7 @@ impl Row {
 }
 
 /// One line of JSON: a list `scenarios`.
-pub fn for_machines(rows: &[Row]) -> String {
+pub fn for_machines(rows: &[ScenarioResult]) -> String {
     let scenarios = rows
         .iter()
         .map(|row| Line {
@@ -58,7 +58,7 @@ pub fn for_machines(rows: &[Row]) -> String {
 /// A column of the table: a heading in two lines, and each row's cell.
 struct Column {
     heading: [&'static str; 2],
-    cell: fn(&Row) -> String,
+    cell: fn(&ScenarioResult) -> String,
 }
 
 const COLUMNS: [Column; 16] = [
@@ -138,7 +138,7 @@ const COLUMNS: [Column; 16] = [
 const WORDS: usize = 2;
 
 /// A table with one line per scenario and host, followed by the reasons of failures.
-pub fn for_people(rows: &[Row]) -> String {
+pub fn for_people(rows: &[ScenarioResult]) -> String {
     let headings = [0, 1].map(|line| {
         let heading = |column: &Column| column.heading.get(line).copied().unwrap_or_default();
         COLUMNS.each_ref().map(|column| heading(column).to_owned())
@@ -171,7 +171,7 @@ pub fn for_people(rows: &[Row]) -> String {
     text
 }
 
-fn write_churn(text: &mut String, row: &Row) {
+fn write_churn(text: &mut String, row: &ScenarioResult) {
     let Some(Churned {
         joined,
         returned,
@@ -192,8 +192,8 @@ fn write_churn(text: &mut String, row: &Row) {
     );
 }
 
-fn write_reasons(text: &mut String, row: &Row) {
-    let Figures {
+fn write_reasons(text: &mut String, row: &ScenarioResult) {
+    let ScenarioFigures {
         failures,
         engine_statuses,
         ..
@@ -211,9 +211,9 @@ fn write_reasons(text: &mut String, row: &Row) {
 }
 
 /// The broken rules, each with its scenarios.
-pub fn broken_rules(rows: &[Row]) -> String {
+pub fn broken_rules(rows: &[ScenarioResult]) -> String {
     let mut text = String::from("rules are broken:");
-    for Row {
+    for ScenarioResult {
         name,
         host,
         verdict,
@@ -234,18 +234,18 @@ mod tests {
 
     use super::*;
 
-    fn row() -> Row {
-        Row {
+    fn row() -> ScenarioResult {
+        ScenarioResult {
             name: "prefill-killed",
             host: "envoy",
-            verdict: Verdict {
-                figures: Figures {
+            verdict: ScenarioVerdict {
+                figures: ScenarioFigures {
                     sent: 3,
                     answered: 2,
                     failed: 1,
                     failed_with_healthy_pair: 1,
                     failures: BTreeMap::from([("503 unreachable".to_owned(), 1)]),
-                    ..Figures::default()
+                    ..ScenarioFigures::default()
                 },
                 broken: vec!["1 failed".to_owned()],
             },

@@ -10,13 +10,13 @@ use routing::fleet::Role;
 use tokio::time::{sleep, sleep_until};
 
 use super::client::Clients;
-use super::fleet::{Census, Fleet, FleetError};
+use super::fleet::{EngineTotals, Fleet, FleetError};
 use super::http::{Http, HttpError};
-use super::judge::{Aftermath, Bite, Rules, Seen, Verdict, judge};
-use super::memory::AtRest;
-use super::metrics::Metrics;
+use super::judge::{ClientOutcomes, FaultEffect, Rules, ScenarioVerdict, SettledState, judge};
+use super::memory::IdleMemory;
+use super::metrics::MetricsPage;
 use super::pool;
-use super::scenario::{Act, Crowd, Pool, Scenario};
+use super::scenario::{ClientMix, EngineAction, PoolSettings, Scenario};
 use crate::engine::Dialect;
 use crate::run::RunError;
 use crate::run::fleet::Members;
@@ -41,7 +41,7 @@ const READY_LIMIT: Duration = Duration::from_secs(20);
 const CONNECTIONS: usize = 8;
 
 /// Settings shared by all scenarios of a run.
-pub struct Setting {
+pub struct PlaySettings {
     /// Protocol of the fleet.
     pub dialect: Dialect,
     /// How long clients send requests.
@@ -69,7 +69,7 @@ pub enum PlayError {
     #[error(
         "{scenario} cannot tell where each worker's bootstrap server is: another --dialect can"
     )]
-    CannotTell {
+    UnsupportedSource {
         /// The scenario.
         scenario: &'static str,
     },
@@ -87,44 +87,44 @@ pub enum PlayError {
 /// When it could not be played; a bad outcome is no error.
 pub async fn play(
     scenario: &Scenario,
-    setting: &Setting,
+    settings: &PlaySettings,
     bar: &ProgressBar,
-) -> Result<Verdict, PlayError> {
+) -> Result<ScenarioVerdict, PlayError> {
     let mut fleet =
-        Fleet::start(scenario.shape, scenario.dialect.unwrap_or(setting.dialect)).await?;
+        Fleet::start(scenario.size, scenario.dialect.unwrap_or(settings.dialect)).await?;
     let document = fleet.plugin_config(scenario.pool);
     let config = Config::parse(&document)?;
     let members = Members::of(&config);
-    let carrier = GatewayConfig {
+    let gateway_config = GatewayConfig {
         buffer_limit: pool::buffer_limit(scenario.pool),
-        ..setting.gateway.clone()
+        ..settings.gateway.clone()
     };
-    let mut gateway = Gateway::start(&carrier, document, &members).await?;
+    let mut gateway = Gateway::start(&gateway_config, document, &members).await?;
     until_ready(&Http::new(), gateway.addresses().listen).await?;
-    let at_rest = AtRest::of(&gateway).filter(|_| scenario.pool.bounds_memory());
-    let stage = Stage {
+    let at_rest = IdleMemory::of(&gateway).filter(|_| scenario.pool.bounds_memory());
+    let run = ScenarioRun {
         scenario,
-        lasts: setting.lasts,
+        lasts: settings.lasts,
         at: gateway.addresses(),
         http: Http::new(),
         injected: Cell::default(),
         ejected_after: Cell::default(),
     };
     let outcome = tokio::select! {
-        outcome = stage.play(&mut fleet) => outcome,
+        outcome = run.play(&mut fleet) => outcome,
         error = gateway.ended() => Err(error.into()),
-        never = stage.watch() => match never {},
-        never = tick(bar, setting.lasts) => match never {},
+        never = run.watch() => match never {},
+        never = tick(bar, settings.lasts) => match never {},
     };
-    let peak = at_rest.map(|at_rest| at_rest.peak(&config, carrier.concurrency));
+    let peak = at_rest.map(|at_rest| at_rest.peak(&config, gateway_config.concurrency));
     gateway.stop().await;
     let (seen, aftermath) = outcome?;
-    let aftermath = Aftermath { peak, ..aftermath };
+    let aftermath = SettledState { peak, ..aftermath };
     let rules = Rules {
         leaks: scenario.leaks,
         demand: scenario.demand,
     };
-    let verdict = judge(&seen, &fleet.wellbeing, rules, aftermath);
+    let verdict = judge(&seen, &fleet.health, rules, aftermath);
     fleet.stop().await;
     Ok(verdict)
 }
@@ -132,7 +132,7 @@ pub async fn play(
 /// The type of a future that never completes.
 pub enum Never {}
 
-struct Stage<'a> {
+struct ScenarioRun<'a> {
     scenario: &'a Scenario,
     lasts: Duration,
     at: Addresses,
@@ -142,55 +142,57 @@ struct Stage<'a> {
     ejected_after: Cell<Option<Duration>>,
 }
 
-impl Stage<'_> {
-    async fn play(&self, fleet: &mut Fleet) -> Result<(Seen, Aftermath), PlayError> {
+impl ScenarioRun<'_> {
+    async fn play(&self, fleet: &mut Fleet) -> Result<(ClientOutcomes, SettledState), PlayError> {
         for step in self.scenario.script.iter().filter(|step| step.at == 0.0) {
-            self.perform(step.act, fleet).await?;
+            self.perform(step.action, fleet).await?;
         }
-        let clients = Clients::start(self.at.listen, self.scenario.crowd);
+        let clients = Clients::start(self.at.listen, self.scenario.mix);
         self.follow_script(fleet).await?;
         let seen = clients.stop().await;
-        let (census, metrics) = until_at_rest(&self.http, self.at.admin, &*fleet).await?;
-        let aftermath = Aftermath {
+        let (totals, metrics) = until_at_rest(&self.http, self.at.admin, &*fleet).await?;
+        let aftermath = SettledState {
             ejected_after: self.ejected_after.get(),
-            kv_leaked: census.unfetched,
+            kv_leaked: totals.unfetched,
             kv_leaked_counted: metrics.leaked_handoffs(),
             kv_unknown: metrics.unknown_handoffs(),
             resets_counted: metrics.resets(),
             replaced: metrics.recoveries(),
             bookings_left: metrics.bookings(),
-            bite: self.bite(fleet, &metrics),
+            effect: self.effect(fleet, &metrics),
             wrongly_ejected: self.wrongly_ejected(&metrics),
-            ..Aftermath::default()
+            ..SettledState::default()
         };
         Ok((seen, aftermath))
     }
 
     /// Whether any request met what engines or clients did.
-    fn bite(&self, fleet: &Fleet, metrics: &Metrics) -> Bite {
-        let Scenario { crowd, pool, .. } = self.scenario;
-        let is_felt = match (crowd, pool) {
-            (Crowd::Patient | Crowd::WithPoison | Crowd::WithLeavers, _) => {
+    fn effect(&self, fleet: &Fleet, metrics: &MetricsPage) -> FaultEffect {
+        let Scenario { mix, pool, .. } = self.scenario;
+        let is_felt = match (mix, pool) {
+            (ClientMix::Patient | ClientMix::WithPoison | ClientMix::WithLeavers, _) => {
                 let none_met = self.scenario.injects() && fleet.met.is_empty();
                 !none_met && fleet.met.values().all(|hits| *hits > 0)
             }
             // Slow readers that hold up no sender test nothing.
-            (Crowd::WithSlowReaders | Crowd::SlowReaders, _) => metrics.silences() > 0,
-            (Crowd::WithTricklers, Pool::HastyBodies) => metrics.refused("body_timeout") > 0,
-            (Crowd::WithTricklers, _) => metrics.refused("bodies_in_flight") > 0,
+            (ClientMix::WithSlowReaders | ClientMix::SlowReaders, _) => metrics.silences() > 0,
+            (ClientMix::WithTricklers, PoolSettings::HastyBodies) => {
+                metrics.refused("body_timeout") > 0
+            }
+            (ClientMix::WithTricklers, _) => metrics.refused("bodies_in_flight") > 0,
             // Prefills whose clients have left were cleaned up, and at some time no further body fitted.
-            (Crowd::WithLongPrompts, Pool::LongBodies) => {
+            (ClientMix::WithLongPrompts, PoolSettings::LongBodies) => {
                 metrics.clean_ups() > 0 && metrics.refused("bodies_in_flight") > 0
             }
-            (Crowd::WithLongPrompts, _) => metrics.refused("body_too_large") > 0,
+            (ClientMix::WithLongPrompts, _) => metrics.refused("body_too_large") > 0,
         };
         match is_felt {
-            true => Bite::Felt,
-            false => Bite::Unfelt,
+            true => FaultEffect::Felt,
+            false => FaultEffect::Unfelt,
         }
     }
 
-    fn wrongly_ejected(&self, metrics: &Metrics) -> u64 {
+    fn wrongly_ejected(&self, metrics: &MetricsPage) -> u64 {
         let spared = self.scenario.spares.iter();
         spared.map(|role| metrics.ejections(*role)).sum()
     }
@@ -202,18 +204,18 @@ impl Stage<'_> {
         for number in 0..rounds {
             for step in self.scenario.script {
                 sleep_until(begin + round.mul_f64(number as f64 + step.at)).await;
-                self.perform(step.act, fleet).await?;
+                self.perform(step.action, fleet).await?;
             }
         }
         sleep_until(begin + self.lasts).await;
         Ok(())
     }
 
-    async fn perform(&self, act: Act, fleet: &mut Fleet) -> Result<(), PlayError> {
+    async fn perform(&self, action: EngineAction, fleet: &mut Fleet) -> Result<(), PlayError> {
         if self.injected.get().is_none() {
             self.injected.set(Some(Instant::now()));
         }
-        Ok(fleet.perform(act).await?)
+        Ok(fleet.perform(action).await?)
     }
 
     /// Records when the first worker of the faulty role is ejected after the first fault.
@@ -237,23 +239,23 @@ impl Stage<'_> {
     }
 
     async fn ejections(&self, role: Role) -> Result<u64, HttpError> {
-        let metrics = Metrics::ask(&self.http, self.at.admin).await?;
+        let metrics = MetricsPage::fetch(&self.http, self.at.admin).await?;
         Ok(metrics.ejections(role))
     }
 }
 
 /// A source of the counts of all engines.
-pub trait Counted {
+pub trait TotalsSource {
     /// Counts of all engines.
     ///
     /// # Errors
     /// When a running engine does not answer.
-    async fn census(&self) -> Result<Census, FleetError>;
+    async fn totals(&self) -> Result<EngineTotals, FleetError>;
 }
 
-impl Counted for Fleet {
-    async fn census(&self) -> Result<Census, FleetError> {
-        self.census().await
+impl TotalsSource for Fleet {
+    async fn totals(&self) -> Result<EngineTotals, FleetError> {
+        self.totals().await
     }
 }
 
@@ -279,24 +281,24 @@ pub async fn until_ready(http: &Http, gateway: SocketAddr) -> Result<(), PlayErr
 pub async fn until_at_rest(
     http: &Http,
     admin: SocketAddr,
-    engines: &impl Counted,
-) -> Result<(Census, Metrics), PlayError> {
+    engines: &impl TotalsSource,
+) -> Result<(EngineTotals, MetricsPage), PlayError> {
     let deadline = Instant::now() + REST_LIMIT;
     let (mut calm, mut before) = (0, None);
     loop {
         sleep(REST_LOOK).await;
-        let metrics = Metrics::ask(http, admin).await?;
-        let census = engines.census().await?;
-        let rests = census.requests + metrics.bookings() + metrics.streams() == 0;
+        let metrics = MetricsPage::fetch(http, admin).await?;
+        let totals = engines.totals().await?;
+        let rests = totals.requests + metrics.bookings() + metrics.streams() == 0;
         let counted = (metrics.leaked_handoffs(), metrics.unknown_handoffs());
-        let counts = Some((census.unfetched, counted));
+        let counts = Some((totals.unfetched, counted));
         calm = match rests && counts == before {
             true => calm + 1,
             false => 0,
         };
         before = counts;
         if calm == CALM_LOOKS || Instant::now() > deadline {
-            return Ok((census, metrics));
+            return Ok((totals, metrics));
         }
     }
 }

@@ -7,7 +7,7 @@ use routing::config::Limits;
 use routing::fleet::Role;
 use serde_json::{Value, json};
 
-use super::scenario::Pool;
+use super::scenario::PoolSettings;
 use crate::engine::{Dialect, Engine};
 use crate::run::fleet::MODEL;
 
@@ -32,16 +32,20 @@ const EJECTED: Duration = Duration::from_millis(1000);
 pub const POOL: &str = "chaos";
 
 /// The plugin's configuration for these engines.
-pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)], told: Pool) -> Vec<u8> {
+pub fn plugin_config(
+    dialect: Dialect,
+    engines: &[(Role, &Engine)],
+    settings: PoolSettings,
+) -> Vec<u8> {
     let workers: Vec<_> = engines
         .iter()
         .map(|(role, engine)| worker(*role, engine))
         .collect();
     let discovery = json!({"static": {"workers": workers}});
     let as_shipped = |limits| as_shipped(dialect, discovery.clone(), limits);
-    let config = match told {
-        Pool::Plain => document(pool_over(dialect, discovery, json!("members"))),
-        Pool::AsksMetrics => {
+    let config = match settings {
+        PoolSettings::Plain => document(pool_over(dialect, discovery, json!("members"))),
+        PoolSettings::AsksMetrics => {
             let mut pool = pool_over(dialect, discovery, json!("members"));
             pool["engine_metrics"] = json!({
                 "interval_ms": milliseconds(METRICS),
@@ -50,16 +54,16 @@ pub fn plugin_config(dialect: Dialect, engines: &[(Role, &Engine)], told: Pool) 
             });
             document(pool)
         }
-        Pool::Touchy => {
+        PoolSettings::Touchy => {
             let mut config = as_shipped(json!({}));
             let pool = &mut config["pools"][0];
             pool["decode"] = json!({"silence_timeout_ms": milliseconds(SILENCE)});
             pool["health"] = json!({"eject_after": 1});
             config
         }
-        Pool::Shipped => as_shipped(json!({})),
-        Pool::HastyBodies => as_shipped(json!({"body_timeout_ms": milliseconds(HASTE)})),
-        Pool::LongBodies => {
+        PoolSettings::Shipped => as_shipped(json!({})),
+        PoolSettings::HastyBodies => as_shipped(json!({"body_timeout_ms": milliseconds(HASTE)})),
+        PoolSettings::LongBodies => {
             let in_flight = Limits::default().bodies_in_flight_bytes / 2;
             as_shipped(json!({"body_bytes": LONG_BODY, "bodies_in_flight_bytes": in_flight}))
         }
@@ -111,8 +115,8 @@ fn pool_over(dialect: Dialect, discovery: Value, destinations: Value) -> Value {
 }
 
 /// Bytes of a request body that the proxy buffers: as shipped, where the filter's own limits are tested.
-pub fn buffer_limit(told: Pool) -> usize {
-    match told.bounds_memory() {
+pub fn buffer_limit(settings: PoolSettings) -> usize {
+    match settings.bounds_memory() {
         true => LONG_BODY,
         false => 1024 * 1024,
     }

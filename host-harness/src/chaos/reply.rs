@@ -3,23 +3,23 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::asks::{AnswerShape, Delivery, Expected};
+use super::asks::{AnswerShape, Delivery, ExpectedAnswer};
 use super::scenario::{INJECTED, RETRY_AFTER, has_retry_after, injected_body};
 
 /// What a client received, and how it ended.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct ReceivedAnswer {
     /// The head of the answer, if one came.
-    pub head: Option<Head>,
+    pub head: Option<AnswerHead>,
     /// The received part of the body.
     pub body: Bytes,
     /// How the answer ended.
-    pub end: End,
+    pub end: AnswerEnd,
 }
 
 /// The head of an answer.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct AnswerHead {
     /// HTTP status.
     pub status: u16,
     /// `content-type`, empty where there is none.
@@ -30,7 +30,7 @@ pub struct Head {
 
 /// End of a client's exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum AnswerEnd {
     /// Ended as HTTP requires.
     Clean,
     /// A connection error.
@@ -65,9 +65,9 @@ pub const NO_HINT: &str = ", without retry-after";
 /// Maximum bytes of a body that are repeated in a reason.
 const SHOWN: usize = 120;
 
-impl Heard {
+impl ReceivedAnswer {
     /// No answer at all.
-    pub fn nothing(end: End) -> Self {
+    pub fn nothing(end: AnswerEnd) -> Self {
         Self {
             head: None,
             body: Bytes::new(),
@@ -76,28 +76,30 @@ impl Heard {
     }
 
     /// Outcome of a request whose expected answer is `expected`.
-    pub fn judge(&self, expected: Expected) -> Ending {
+    pub fn judge(&self, expected: ExpectedAnswer) -> Ending {
         let Some(head) = &self.head else {
             return match &self.end {
-                End::Never => Ending::Failed("no answer".to_owned()),
-                End::Broken(why) => {
+                AnswerEnd::Never => Ending::Failed("no answer".to_owned()),
+                AnswerEnd::Broken(why) => {
                     Ending::Unbegun(format!("the connection ended before an answer: {why}"))
                 }
-                End::Clean => Ending::Unbegun("the connection ended before an answer".to_owned()),
+                AnswerEnd::Clean => {
+                    Ending::Unbegun("the connection ended before an answer".to_owned())
+                }
             };
         };
-        if self.end == End::Never {
+        if self.end == AnswerEnd::Never {
             return Ending::Failed(format!("{} that never ended", head.status));
         }
         match (head.status, expected.delivery) {
-            (200, Delivery::Whole) => self.judge_whole(expected),
+            (200, Delivery::Unstreamed) => self.judge_whole(expected),
             (200, Delivery::Stream) => self.judge_stream(head, expected),
             _ => self.judge_error(head),
         }
     }
 
-    fn judge_whole(&self, expected: Expected) -> Ending {
-        if self.end != End::Clean {
+    fn judge_whole(&self, expected: ExpectedAnswer) -> Ending {
+        if self.end != AnswerEnd::Clean {
             return Ending::Reset;
         }
         let Ok(answer) = serde_json::from_slice::<Value>(&self.body) else {
@@ -117,7 +119,7 @@ impl Heard {
         }
     }
 
-    fn judge_stream(&self, head: &Head, expected: Expected) -> Ending {
+    fn judge_stream(&self, head: &AnswerHead, expected: ExpectedAnswer) -> Ending {
         let seen = Events::read(&self.body, expected.shape);
         let whole = seen.text == expected.text() && seen.finished;
         let so_far = match (whole, seen.text.is_empty()) {
@@ -131,7 +133,7 @@ impl Heard {
         if seen.done && !whole {
             return Ending::Deceived(format!("[DONE] {so_far}"));
         }
-        if seen.error || (self.end != End::Clean && !seen.done) {
+        if seen.error || (self.end != AnswerEnd::Clean && !seen.done) {
             return Ending::Reset;
         }
         if !seen.done {
@@ -143,9 +145,9 @@ impl Heard {
         Ending::Answered
     }
 
-    fn judge_error(&self, head: &Head) -> Ending {
+    fn judge_error(&self, head: &AnswerHead) -> Ending {
         let status = head.status;
-        if self.end != End::Clean {
+        if self.end != AnswerEnd::Clean {
             return Ending::Failed(format!("{status} that broke off"));
         }
         if shown(&self.body).contains(INJECTED) {
@@ -175,7 +177,7 @@ impl Heard {
     }
 }
 
-fn is_over_the_body(head: &Head, code: &str) -> bool {
+fn is_over_the_body(head: &AnswerHead, code: &str) -> bool {
     match (head.status, code) {
         (413, "body_too_large") | (408, "body_timeout") => true,
         (503, "bodies_in_flight") => head.retry_after.is_some(),
@@ -184,7 +186,7 @@ fn is_over_the_body(head: &Head, code: &str) -> bool {
 }
 
 /// An injected error must arrive unchanged.
-fn judge_injected(head: &Head, body: &[u8]) -> Ending {
+fn judge_injected(head: &AnswerHead, body: &[u8]) -> Ending {
     let status = head.status;
     if body != injected_body(status).as_bytes() {
         return Ending::Deceived(format!(
@@ -231,8 +233,8 @@ impl Events {
     fn add(&mut self, event: &str, shape: AnswerShape) {
         self.rest |= self.done;
         self.error |= event.lines().any(|line| line == "event: error");
-        let mut said = event.lines().filter_map(|line| line.strip_prefix("data:"));
-        let Some(data) = said.next().map(str::trim) else {
+        let mut data_lines = event.lines().filter_map(|line| line.strip_prefix("data:"));
+        let Some(data) = data_lines.next().map(str::trim) else {
             return;
         };
         if data == "[DONE]" {
@@ -262,17 +264,17 @@ mod tests {
 
     const TWO: u64 = 2;
 
-    fn expected(delivery: Delivery) -> Expected {
-        Expected {
+    fn expected(delivery: Delivery) -> ExpectedAnswer {
+        ExpectedAnswer {
             shape: AnswerShape::Chat,
             delivery,
             tokens: TWO,
         }
     }
 
-    fn heard(status: u16, body: &str, end: End) -> Heard {
-        Heard {
-            head: Some(Head {
+    fn received(status: u16, body: &str, end: AnswerEnd) -> ReceivedAnswer {
+        ReceivedAnswer {
+            head: Some(AnswerHead {
                 status,
                 content_type: "text/event-stream; charset=utf-8".to_owned(),
                 retry_after: None,
@@ -282,16 +284,16 @@ mod tests {
         }
     }
 
-    fn broken() -> End {
-        End::Broken("reset".to_owned())
+    fn broken() -> AnswerEnd {
+        AnswerEnd::Broken("reset".to_owned())
     }
 
-    fn judge_stream(body: &str, end: End) -> Ending {
-        heard(200, body, end).judge(expected(Delivery::Stream))
+    fn judge_stream(body: &str, end: AnswerEnd) -> Ending {
+        received(200, body, end).judge(expected(Delivery::Stream))
     }
 
-    fn judge_whole(body: &str, end: End) -> Ending {
-        heard(200, body, end).judge(expected(Delivery::Whole))
+    fn judge_whole(body: &str, end: AnswerEnd) -> Ending {
+        received(200, body, end).judge(expected(Delivery::Unstreamed))
     }
 
     fn deceived(ending: &Ending) -> bool {
@@ -315,24 +317,27 @@ mod tests {
     #[test]
     fn a_whole_stream_is_answered() {
         let whole = [FIRST, LAST, USAGE, DONE].concat();
-        assert_eq!(judge_stream(&whole, End::Clean), Ending::Answered);
+        assert_eq!(judge_stream(&whole, AnswerEnd::Clean), Ending::Answered);
         // A client that has received [DONE] does not wait for the end of the connection.
         assert_eq!(judge_stream(&whole, broken()), Ending::Answered);
-        assert!(deceived(&judge_stream(&(whole.clone() + "x"), End::Clean)));
-        assert!(deceived(&judge_stream(&(whole + DONE), End::Clean)));
+        assert!(deceived(&judge_stream(
+            &(whole.clone() + "x"),
+            AnswerEnd::Clean
+        )));
+        assert!(deceived(&judge_stream(&(whole + DONE), AnswerEnd::Clean)));
     }
 
     #[test]
     fn a_truncated_stream_that_looks_clean_deceives() {
         for body in ["", FIRST, &[FIRST, LAST].concat()] {
-            assert!(deceived(&judge_stream(body, End::Clean)), "{body}");
+            assert!(deceived(&judge_stream(body, AnswerEnd::Clean)), "{body}");
             assert_eq!(judge_stream(body, broken()), Ending::Reset, "{body}");
         }
     }
 
     #[test]
     fn done_after_an_error_or_after_too_little_deceives_however_it_ends() {
-        for end in [End::Clean, broken()] {
+        for end in [AnswerEnd::Clean, broken()] {
             for body in [
                 [FIRST, DONE].concat(),
                 [FIRST, ERROR, DONE].concat(),
@@ -348,7 +353,7 @@ mod tests {
         let named = "event: error\ndata: {}\n\n";
         for body in [[FIRST, ERROR].concat(), [FIRST, named].concat()] {
             assert_eq!(judge_stream(&body, broken()), Ending::Reset);
-            assert_eq!(judge_stream(&body, End::Clean), Ending::Reset);
+            assert_eq!(judge_stream(&body, AnswerEnd::Clean), Ending::Reset);
         }
     }
 
@@ -360,7 +365,7 @@ mod tests {
             )
         };
         let right = answer("token0 token1", TWO);
-        assert_eq!(judge_whole(&right, End::Clean), Ending::Answered);
+        assert_eq!(judge_whole(&right, AnswerEnd::Clean), Ending::Answered);
         assert_eq!(judge_whole("{", broken()), Ending::Reset);
         for wrong in [
             String::new(),
@@ -368,14 +373,15 @@ mod tests {
             answer("token0", TWO),
             answer("token0 token1", 1),
         ] {
-            assert!(deceived(&judge_whole(&wrong, End::Clean)), "{wrong}");
+            assert!(deceived(&judge_whole(&wrong, AnswerEnd::Clean)), "{wrong}");
         }
     }
 
     #[test]
     fn an_engines_error_is_told_from_the_gateways() {
-        let judge =
-            |status, body: &str| heard(status, body, End::Clean).judge(expected(Delivery::Whole));
+        let judge = |status, body: &str| {
+            received(status, body, AnswerEnd::Clean).judge(expected(Delivery::Unstreamed))
+        };
         let vllm = r#"{"error":{"message":"m","code":500}}"#;
         let sglang = r#"{"object":"error","message":"m","code":500}"#;
         assert_eq!(judge(500, vllm), Ending::EngineStatus(500));
@@ -384,7 +390,7 @@ mod tests {
         assert!(failed(&judge(503, r#"{"error":{"code":"unreachable"}}"#)));
         assert!(failed(&judge(503, "no healthy upstream")));
         assert!(failed(
-            &heard(500, vllm, broken()).judge(expected(Delivery::Whole))
+            &received(500, vllm, broken()).judge(expected(Delivery::Unstreamed))
         ));
     }
 
@@ -392,11 +398,11 @@ mod tests {
     fn a_refusal_over_the_body_says_when_to_come_again() {
         let judge = |status, code: &str, retry_after: Option<&str>| {
             let body = format!(r#"{{"error":{{"code":"{code}"}}}}"#);
-            let mut heard = heard(status, &body, End::Clean);
-            if let Some(head) = &mut heard.head {
+            let mut received = received(status, &body, AnswerEnd::Clean);
+            if let Some(head) = &mut received.head {
                 head.retry_after = retry_after.map(str::to_owned);
             }
-            heard.judge(expected(Delivery::Whole))
+            received.judge(expected(Delivery::Unstreamed))
         };
         assert_eq!(judge(413, "body_too_large", None), Ending::Refused(413));
         assert_eq!(judge(408, "body_timeout", None), Ending::Refused(408));
@@ -412,11 +418,11 @@ mod tests {
     #[test]
     fn an_injected_error_must_come_as_it_was_given() {
         let judge = |status, body: &str, retry_after: Option<&str>| {
-            let mut heard = heard(status, body, End::Clean);
-            if let Some(head) = &mut heard.head {
+            let mut received = received(status, body, AnswerEnd::Clean);
+            if let Some(head) = &mut received.head {
                 head.retry_after = retry_after.map(str::to_owned);
             }
-            heard.judge(expected(Delivery::Stream))
+            received.judge(expected(Delivery::Stream))
         };
         let body = injected_body(429);
         assert_eq!(
@@ -435,14 +441,16 @@ mod tests {
 
     #[test]
     fn no_answer_and_no_end_are_failures() {
-        let none = |end| Heard {
+        let none = |end| ReceivedAnswer {
             head: None,
             body: Bytes::new(),
             end,
         };
-        let unbegun = none(broken()).judge(expected(Delivery::Whole));
+        let unbegun = none(broken()).judge(expected(Delivery::Unstreamed));
         assert!(matches!(unbegun, Ending::Unbegun(_)), "{unbegun:?}");
-        assert!(failed(&none(End::Never).judge(expected(Delivery::Whole))));
-        assert!(failed(&judge_stream(FIRST, End::Never)));
+        assert!(failed(
+            &none(AnswerEnd::Never).judge(expected(Delivery::Unstreamed))
+        ));
+        assert!(failed(&judge_stream(FIRST, AnswerEnd::Never)));
     }
 }

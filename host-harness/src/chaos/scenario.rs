@@ -1,11 +1,11 @@
-//! Owns the definition of a scenario: a fleet, a crowd of clients, and a script of faults.
+//! Owns the definition of a scenario: a fleet, a mix of clients, and a script of faults.
 
 use std::fmt;
 
 use routing::fleet::Role;
 use serde_json::{Value, json};
 
-use super::wellbeing::State;
+use super::health::EngineHealth;
 use crate::engine::Dialect;
 
 /// One way in which things go wrong.
@@ -16,9 +16,9 @@ pub struct Scenario {
     /// Description in one line of `--help`.
     pub what: &'static str,
     /// Engines of each role.
-    pub shape: Shape,
+    pub size: FleetSize,
     /// The clients.
-    pub crowd: Crowd,
+    pub mix: ClientMix,
     /// Steps of the script, in order of time.
     pub script: &'static [Step],
     /// The role of the faulty worker that must be ejected, if any.
@@ -30,7 +30,7 @@ pub struct Scenario {
     /// The worst outcome that a client must accept.
     pub demand: Demand,
     /// Pool settings beyond those of all scenarios.
-    pub pool: Pool,
+    pub pool: PoolSettings,
     /// The protocol under test, if the scenario is about one.
     pub dialect: Option<Dialect>,
 }
@@ -38,14 +38,14 @@ pub struct Scenario {
 impl Scenario {
     /// Whether the script injects faults.
     pub fn injects(&self) -> bool {
-        let mut acts = self.script.iter().map(|step| step.act);
-        acts.any(|act| matches!(act, Act::Inject(..)))
+        let mut actions = self.script.iter().map(|step| step.action);
+        actions.any(|action| matches!(action, EngineAction::Inject(..)))
     }
 }
 
 /// Engines of each role.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct FleetSize {
     /// Prefill engines.
     pub prefill: usize,
     /// Decode engines.
@@ -54,7 +54,7 @@ pub struct Shape {
 
 /// Behaviour of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crowd {
+pub enum ClientMix {
     /// All read their answers to the end.
     Patient,
     /// A quarter read long answers slowly, with a long stall in the middle.
@@ -106,7 +106,7 @@ impl Demand {
 
 /// Pool settings beyond those of all scenarios.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pool {
+pub enum PoolSettings {
     /// None.
     Plain,
     /// Poll the engines' metrics.
@@ -121,7 +121,7 @@ pub enum Pool {
     LongBodies,
 }
 
-impl Pool {
+impl PoolSettings {
     /// Whether the memory limits are those of a product in use.
     pub fn bounds_memory(self) -> bool {
         matches!(self, Self::Shipped | Self::HastyBodies | Self::LongBodies)
@@ -134,25 +134,25 @@ pub struct Step {
     /// Time, as a share of a round.
     pub at: f64,
     /// The action.
-    pub act: Act,
+    pub action: EngineAction,
 }
 
 /// An action on engines.
 #[derive(Clone, Copy, Debug)]
-pub enum Act {
+pub enum EngineAction {
     /// Kills the engine like a process.
-    Kill(Seat),
+    Kill(EngineId),
     /// Starts another engine at the same address.
-    Start(Seat),
+    Start(EngineId),
     /// Adds this fault to the engines.
-    Inject(Whom, Fault),
+    Inject(FaultTarget, Fault),
     /// Removes all faults of the engines.
-    Mend(Whom),
+    Repair(FaultTarget),
 }
 
-/// An engine's place in the fleet.
+/// Identity of an engine in the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct EngineId {
     /// Role of the engine.
     pub role: Role,
     /// Number of the engine within its role, from 0.
@@ -161,9 +161,9 @@ pub struct Seat {
 
 /// The engines that get a fault.
 #[derive(Clone, Copy, Debug)]
-pub enum Whom {
+pub enum FaultTarget {
     /// One engine.
-    One(Seat),
+    One(EngineId),
     /// All engines of a role.
     All(Role),
 }
@@ -235,10 +235,10 @@ pub const RETRY_AFTER: &str = "7";
 
 impl Fault {
     /// State of an engine with this fault: closing idle connections is any server's right, and leaves it healthy.
-    pub fn leaves(self) -> State {
+    pub fn leaves(self) -> EngineHealth {
         match self {
-            Self::CloseIdle { .. } | Self::ResetKeptAlive { .. } => State::Well,
-            _ => State::Unwell,
+            Self::CloseIdle { .. } | Self::ResetKeptAlive { .. } => EngineHealth::Healthy,
+            _ => EngineHealth::Faulty,
         }
     }
 
@@ -289,7 +289,7 @@ fn injected_headers(status: u16) -> Value {
     }
 }
 
-impl fmt::Display for Seat {
+impl fmt::Display for EngineId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} {}", self.role.name(), self.number)
     }

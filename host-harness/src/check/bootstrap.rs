@@ -11,7 +11,7 @@ pub struct Bootstrap {
 
 /// Why a bootstrap has nothing to check.
 #[derive(Debug, thiserror::Error)]
-pub enum BootstrapError {
+pub enum BootstrapReadError {
     /// Neither YAML nor JSON.
     #[error("neither YAML nor JSON: {0}")]
     Text(#[from] serde_yaml_ng::Error),
@@ -28,7 +28,7 @@ pub enum BootstrapError {
 }
 
 /// One occurrence of the filter in a listener.
-pub struct Gateway<'a> {
+pub struct FilterOccurrence<'a> {
     /// The listener.
     pub listener: Node<'a>,
     /// Its HTTP connection manager.
@@ -42,7 +42,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When the text is neither YAML nor JSON.
-    pub fn parse(text: &[u8]) -> Result<Self, BootstrapError> {
+    pub fn parse(text: &[u8]) -> Result<Self, BootstrapReadError> {
         // JSON is a subset of YAML.
         Ok(Self {
             document: serde_yaml_ng::from_slice(text)?,
@@ -58,17 +58,17 @@ impl Bootstrap {
     ///
     /// # Errors
     /// When there is none.
-    pub fn gateways(&self) -> Result<Vec<Gateway<'_>>, BootstrapError> {
+    pub fn gateways(&self) -> Result<Vec<FilterOccurrence<'_>>, BootstrapReadError> {
         let listeners = self.root().at("static_resources.listeners").items();
         let gateways: Vec<_> = listeners.iter().flat_map(in_listener).collect();
         match gateways.is_empty() {
-            true => Err(BootstrapError::NoFilter),
+            true => Err(BootstrapReadError::NoFilter),
             false => Ok(gateways),
         }
     }
 }
 
-fn in_listener<'a>(listener: &Node<'a>) -> Vec<Gateway<'a>> {
+fn in_listener<'a>(listener: &Node<'a>) -> Vec<FilterOccurrence<'a>> {
     let mut chains = listener.field("filter_chains").items();
     chains.push(listener.field("default_filter_chain"));
     let managers = chains
@@ -84,7 +84,7 @@ fn in_listener<'a>(listener: &Node<'a>) -> Vec<Gateway<'a>> {
             .filter(|config| config.is_a("Wasm"))
             .map(|config| config.field("config"))
             .filter(is_ours);
-        let gateway = |plugin| Gateway {
+        let gateway = |plugin| FilterOccurrence {
             listener: listener.clone(),
             manager: manager.clone(),
             plugin,
@@ -112,7 +112,7 @@ fn document(plugin: &Node<'_>) -> Option<Vec<u8>> {
     }
 }
 
-impl Gateway<'_> {
+impl FilterOccurrence<'_> {
     /// Path of its configuration.
     pub fn place(&self) -> String {
         self.plugin.at("configuration.value").path().to_owned()
@@ -122,7 +122,7 @@ impl Gateway<'_> {
     ///
     /// # Errors
     /// When there is no readable configuration.
-    pub fn configuration(&self) -> Result<Vec<u8>, BootstrapError> {
-        document(&self.plugin).ok_or_else(|| BootstrapError::NoConfiguration(self.place()))
+    pub fn configuration(&self) -> Result<Vec<u8>, BootstrapReadError> {
+        document(&self.plugin).ok_or_else(|| BootstrapReadError::NoConfiguration(self.place()))
     }
 }

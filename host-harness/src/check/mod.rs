@@ -15,7 +15,7 @@ mod shape;
 mod summary;
 mod traps;
 
-use self::bootstrap::{Bootstrap, BootstrapError};
+use self::bootstrap::{Bootstrap, BootstrapReadError};
 use self::explain::Explanation;
 use self::traps::Warning;
 
@@ -70,7 +70,7 @@ pub enum CheckError {
         /// The file.
         path: PathBuf,
         /// Cause.
-        source: BootstrapError,
+        source: BootstrapReadError,
     },
     /// The reference page asks for a table that does not exist.
     #[error("envoy/config-reference.md: {0}")]

@@ -63,13 +63,13 @@ fn list(text: &mut String, settings: &[(&str, &Setting)]) {
         (Origin::Written, "written"),
         (Origin::Default, "by default"),
     ] {
-        let mut told = BTreeSet::new();
+        let mut listed = BTreeSet::new();
         for (path, setting) in settings.iter().filter(|(_, one)| one.origin == origin) {
             let path = match origin {
                 Origin::Written => (*path).to_owned(),
                 Origin::Default => without_indices(path),
             };
-            if told.insert(path.clone()) {
+            if listed.insert(path.clone()) {
                 rows.push((heading, path, value(setting)));
             }
         }

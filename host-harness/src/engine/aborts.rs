@@ -9,16 +9,16 @@ use tokio::sync::Notify;
 
 /// Selection of the requests to end.
 #[derive(Deserialize)]
-pub struct Which {
+pub struct AbortSelection {
     #[serde(default)]
     rid: String,
     #[serde(default)]
     abort_all: bool,
 }
 
-impl Which {
+impl AbortSelection {
     /// Whether the selection includes this id.
-    pub fn means(&self, rid: &str) -> bool {
+    pub fn includes(&self, rid: &str) -> bool {
         self.abort_all || (self.rid == rid && !rid.is_empty())
     }
 }
@@ -39,24 +39,27 @@ impl Aborts {
         let mut table = self.0.borrow_mut();
         table.entered += 1;
         let serial = table.entered;
-        let told = Rc::new(Notify::new());
+        let notify = Rc::new(Notify::new());
         table
             .flights
-            .insert(serial, (rid.to_owned(), Rc::clone(&told)));
+            .insert(serial, (rid.to_owned(), Rc::clone(&notify)));
         Abortable {
             aborts: Rc::clone(self),
             serial,
-            told,
+            notify,
         }
     }
 
     /// Notifies the selected requests; returns their ids.
-    pub fn tell(&self, which: &Which) -> Vec<String> {
+    pub fn notify(&self, which: &AbortSelection) -> Vec<String> {
         let table = self.0.borrow();
-        let meant = table.flights.values().filter(|(rid, _)| which.means(rid));
-        meant
-            .map(|(rid, told)| {
-                told.notify_one();
+        let selected = table
+            .flights
+            .values()
+            .filter(|(rid, _)| which.includes(rid));
+        selected
+            .map(|(rid, notify)| {
+                notify.notify_one();
                 rid.clone()
             })
             .collect()
@@ -67,14 +70,14 @@ impl Aborts {
 pub struct Abortable {
     aborts: Rc<Aborts>,
     serial: u64,
-    told: Rc<Notify>,
+    notify: Rc<Notify>,
 }
 
 impl Abortable {
     /// Resolves when the request is to end, wherever the request waits then: the notification is kept until it is received.
-    pub fn told(&self) -> impl Future<Output = ()> + use<> {
-        let told = Rc::clone(&self.told);
-        async move { told.notified().await }
+    pub fn aborted(&self) -> impl Future<Output = ()> + use<> {
+        let notify = Rc::clone(&self.notify);
+        async move { notify.notified().await }
     }
 }
 

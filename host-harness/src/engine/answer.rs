@@ -6,9 +6,9 @@ use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::dialect::{Dialect, Written, trtllm};
+use super::dialect::{Dialect, HandoffFields, trtllm};
 use super::request::{Endpoint, Generation, Logprobs};
-use members::Members;
+use members::AnswerMembers;
 use native::Native;
 
 mod members;
@@ -43,7 +43,7 @@ pub struct Answer {
     output: Output,
     usage: Usage,
     include_usage: bool,
-    members: &'static Members,
+    members: &'static AnswerMembers,
     native: Native,
 }
 
@@ -69,7 +69,7 @@ struct PromptTokensDetails {
 
 /// An unstreamed answer.
 #[derive(Serialize)]
-struct Whole<'a, C> {
+struct UnstreamedAnswer<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -81,7 +81,7 @@ struct Whole<'a, C> {
     #[serde(flatten)]
     more: Nulls,
     #[serde(flatten)]
-    handoff: &'a Written,
+    handoff: &'a HandoffFields,
 }
 
 /// One event of a stream.
@@ -109,7 +109,7 @@ struct WholeChatChoice<'a> {
     #[serde(flatten)]
     more: Nulls,
     #[serde(skip_serializing_if = "Option::is_none")]
-    disaggregated_params: Option<&'a trtllm::Params>,
+    disaggregated_params: Option<&'a trtllm::DisaggregatedParams>,
 }
 
 #[derive(Serialize)]
@@ -140,7 +140,7 @@ struct TextChoice<'a> {
     #[serde(flatten)]
     more: Nulls,
     #[serde(skip_serializing_if = "Option::is_none")]
-    disaggregated_params: Option<&'a trtllm::Params>,
+    disaggregated_params: Option<&'a trtllm::DisaggregatedParams>,
 }
 
 /// Members that are always `null`.
@@ -189,7 +189,7 @@ impl Answer {
                 more: NONE,
             },
             include_usage: generation.include_usage,
-            members: Members::of(dialect, generation.endpoint),
+            members: AnswerMembers::of(dialect, generation.endpoint),
             native: Native::new(generation, logprobs),
         }
     }
@@ -216,7 +216,7 @@ impl Answer {
     }
 
     /// The unstreamed answer, with the dialect's hand-off part.
-    pub fn whole(&self, handoff: Written) -> Bytes {
+    pub fn whole(&self, handoff: HandoffFields) -> Bytes {
         let text = self.text();
         match self.endpoint {
             Endpoint::Chat => self.listed("chat.completion", &handoff, |index| WholeChatChoice {
@@ -298,10 +298,10 @@ impl Answer {
     fn listed<C: Serialize>(
         &self,
         object: &'static str,
-        handoff: &Written,
+        handoff: &HandoffFields,
         choice: impl Fn(u64) -> C,
     ) -> Bytes {
-        let whole = Whole {
+        let whole = UnstreamedAnswer {
             id: &self.id,
             object,
             created: self.created,

@@ -16,7 +16,7 @@ use super::instant::Stream;
 const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
 /// Any body an engine answers with.
-pub type Body = Either<Full<Bytes>, Either<Fed, Stream>>;
+pub type Body = Either<Full<Bytes>, Either<FedBody, Stream>>;
 
 /// A JSON answer.
 pub fn json(status: StatusCode, content: Bytes) -> Response<Body> {
@@ -47,7 +47,7 @@ pub fn whole_stream(pieces: Vec<Bytes>) -> Response<Body> {
 }
 
 /// An answer whose events a task sends as they occur.
-pub fn events(feed: Fed) -> Response<Body> {
+pub fn events(feed: FedBody) -> Response<Body> {
     let mut response = Response::new(Either::Right(Either::Left(feed)));
     response
         .headers_mut()
@@ -65,7 +65,7 @@ pub fn ready(stream: Stream) -> Response<Body> {
 }
 
 /// An unstreamed answer whose task may fail before sending it.
-pub fn unfinished(feed: Fed) -> Response<Body> {
+pub fn unfinished(feed: FedBody) -> Response<Body> {
     let mut response = Response::new(Either::Right(Either::Left(feed)));
     response
         .headers_mut()
@@ -97,13 +97,13 @@ impl Events {
 }
 
 /// A body fed by a task; dropping it, as when the client leaves, ends the task.
-pub struct Fed {
+pub struct FedBody {
     pieces: mpsc::UnboundedReceiver<Result<Bytes, BrokenOff>>,
     feeder: AbortHandle,
     broken: bool,
 }
 
-impl Fed {
+impl FedBody {
     /// A body of the events that `feed` sends, unbounded: a slow client does not delay the feed.
     pub fn by(feed: impl AsyncFnOnce(Events) + 'static) -> Self {
         let (events, pieces) = mpsc::unbounded_channel();
@@ -116,7 +116,7 @@ impl Fed {
     }
 }
 
-impl hyper::body::Body for Fed {
+impl hyper::body::Body for FedBody {
     type Data = Bytes;
     type Error = BrokenOff;
 
@@ -139,7 +139,7 @@ impl hyper::body::Body for Fed {
     }
 }
 
-impl Drop for Fed {
+impl Drop for FedBody {
     fn drop(&mut self) {
         self.feeder.abort();
     }

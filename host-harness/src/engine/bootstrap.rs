@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
-use super::lease::KvOf;
-use super::node::Node;
+use super::lease::HandoffPrompt;
+use super::node::EngineContext;
 use super::pull::{NoAnswer, Puller};
 use super::rooms::RoomRefusal;
 
@@ -19,7 +19,7 @@ pub const PATH: &str = "/__room/take";
 
 /// A decode engine's request.
 #[derive(Serialize, Deserialize)]
-pub struct Take {
+pub struct TakeRequest {
     /// The room.
     pub room: String,
     /// SGLang: the prefill's rank, as named in the decode leg.
@@ -30,7 +30,7 @@ pub struct Take {
 
 /// A prefill engine's refusal.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Refused {
+pub struct TakeRefusal {
     /// The reason.
     pub refused: RoomRefusal,
     /// Number of ranks.
@@ -39,9 +39,9 @@ pub struct Refused {
 
 /// Why a decode got no KV.
 #[derive(Debug)]
-pub enum NotTaken {
+pub enum TakeError {
     /// The prefill engine refused.
-    Refused(Refused),
+    Refused(TakeRefusal),
     /// The prefill engine could not be connected to.
     Unreachable(String),
     /// The answer was lost, or cannot be parsed.
@@ -59,36 +59,36 @@ pub enum NotTaken {
 pub async fn take(
     puller: &Puller,
     uri: Uri,
-    question: &Take,
+    question: &TakeRequest,
     patience: Duration,
-) -> Result<KvOf, NotTaken> {
+) -> Result<HandoffPrompt, TakeError> {
     let answer = tokio::time::timeout(patience, puller.post(uri, question)).await;
     let (status, content) = match answer {
-        Err(_) => return Err(NotTaken::TimedOut),
+        Err(_) => return Err(TakeError::TimedOut),
         Ok(Ok(answer)) => answer,
-        Ok(Err(NoAnswer::Unreachable(why))) => return Err(NotTaken::Unreachable(why)),
+        Ok(Err(NoAnswer::Unreachable(why))) => return Err(TakeError::Unreachable(why)),
         Ok(Err(error)) => return Err(lost(&error)),
     };
     match status {
         StatusCode::OK => serde_json::from_slice(&content).map_err(|error| lost(&error)),
-        StatusCode::CONFLICT => match serde_json::from_slice::<Refused>(&content) {
-            Ok(refused) => Err(NotTaken::Refused(refused)),
+        StatusCode::CONFLICT => match serde_json::from_slice::<TakeRefusal>(&content) {
+            Ok(refused) => Err(TakeError::Refused(refused)),
             Err(error) => Err(lost(&error)),
         },
-        _ => Err(NotTaken::NoServer(format!(
+        _ => Err(TakeError::NoServer(format!(
             "is no bootstrap server: {status}"
         ))),
     }
 }
 
-fn lost(why: &dyn std::fmt::Display) -> NotTaken {
-    NotTaken::Lost(why.to_string())
+fn lost(why: &dyn std::fmt::Display) -> TakeError {
+    TakeError::Lost(why.to_string())
 }
 
 /// The prefill engine's end: waits for the room's prefill, except in TensorRT-LLM, where the decode comes after it. Dropped, as
 /// when the decode leaves, it no longer waits.
-pub async fn answer(node: &Node, content: &[u8]) -> Response<Body> {
-    let Ok(take) = serde_json::from_slice::<Take>(content) else {
+pub async fn answer(node: &EngineContext, content: &[u8]) -> Response<Body> {
+    let Ok(take) = serde_json::from_slice::<TakeRequest>(content) else {
         return body::json(StatusCode::BAD_REQUEST, Bytes::from_static(b"{}"));
     };
     let dp_size = node.config.dp_size;
@@ -100,12 +100,12 @@ pub async fn answer(node: &Node, content: &[u8]) -> Response<Body> {
     };
     match taken {
         Ok(of) => reply(StatusCode::OK, &of),
-        Err(refused) => reply(StatusCode::CONFLICT, &Refused { refused, dp_size }),
+        Err(refused) => reply(StatusCode::CONFLICT, &TakeRefusal { refused, dp_size }),
     }
 }
 
 /// Whether the prefill's rank in the decode leg differs from the rank of the room.
-fn contradicts(take: &Take, dp_size: u32) -> bool {
+fn contradicts(take: &TakeRequest, dp_size: u32) -> bool {
     let Some(rank) = take.prefill_rank else {
         return false;
     };

@@ -12,7 +12,7 @@ use super::fault::FAULTS;
 use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
 use super::prefixes::PREFIX_CACHE;
-use super::{Dialect, Engine, EngineConfig, EngineError, Instantly, PrefixCache, Role};
+use super::{Dialect, Engine, EngineConfig, EngineError, InstantSettings, PrefixCache, Role};
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
@@ -115,7 +115,7 @@ impl Args {
             late: Duration::from_millis(self.late_ms),
             max_model_len: self.max_model_len,
             metrics_padding: self.metrics_padding,
-            instantly: self.instant.then(|| Instantly {
+            instantly: self.instant.then(|| InstantSettings {
                 gap: Duration::from_secs_f64(self.gap_ms / 1000.0),
             }),
             prefix_cache: match self.prefix_cache {
@@ -142,9 +142,9 @@ pub fn run(args: Args) -> Result<(), EngineError> {
     runtime.block_on(async {
         let engine = Engine::start(args.config()).await?;
         announce(&args, &engine).map_err(EngineError::Runtime)?;
-        let told = told_to_stop(&args).await.map_err(EngineError::Runtime);
+        let waited = wait_for_stop(&args).await.map_err(EngineError::Runtime);
         engine.stop().await;
-        told
+        waited
     })
 }
 
@@ -174,7 +174,7 @@ fn announce(args: &Args, engine: &Engine) -> std::io::Result<()> {
     out.flush()
 }
 
-async fn told_to_stop(args: &Args) -> std::io::Result<()> {
+async fn wait_for_stop(args: &Args) -> std::io::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {

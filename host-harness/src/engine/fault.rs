@@ -14,7 +14,7 @@ use super::LONGEST_WAIT;
 use super::body::{self, Body};
 use super::dialect::Leg;
 use super::refusal::Refusal;
-use super::wire::Connection;
+use super::wire::ConnectionKind;
 
 /// Descriptions of the faults for `--help`.
 pub const FAULTS: &str = r#"Faults on demand: POST /__fault with one JSON object adds a fault and answers {"id": N}; GET lists them with their "hits"; DELETE clears them
@@ -87,7 +87,7 @@ impl Kind {
         match self {
             Self::Status {
                 status, headers, ..
-            } => OrderedStatus::new(*status, headers, None).map(drop),
+            } => InjectedStatus::new(*status, headers, None).map(drop),
             Self::Delay { ms } | Self::SlowDrip { ms } | Self::CloseIdle { ms }
                 if Duration::from_millis(*ms) > LONGEST_WAIT =>
             {
@@ -111,13 +111,13 @@ struct Target {
 
 /// A request's properties that faults depend on.
 #[derive(Clone, Copy, Debug)]
-pub struct Occasion {
+pub struct FaultContext {
     /// Its leg.
     pub leg: Leg,
     /// Other requests that wait or run in the engine.
     pub others: u64,
     /// Kind of connection that carried the request.
-    pub connection: Connection,
+    pub connection: ConnectionKind,
 }
 
 impl Default for Target {
@@ -143,14 +143,14 @@ struct Fault {
 }
 
 impl Fault {
-    fn meets(&self, occasion: Occasion) -> bool {
-        let Occasion {
+    fn meets(&self, context: FaultContext) -> bool {
+        let FaultContext {
             leg,
             others,
             connection,
-        } = occasion;
+        } = context;
         self.kind.shows_in(leg)
-            && (self.kind != Kind::ResetKeptAlive {} || connection == Connection::Kept)
+            && (self.kind != Kind::ResetKeptAlive {} || connection == ConnectionKind::Kept)
             && self.target.above.is_none_or(|above| others > above)
             && self.target.leg.is_none_or(|wanted| wanted == leg)
             && self.target.times.is_none_or(|times| self.hits < times)
@@ -159,14 +159,14 @@ impl Fault {
 }
 
 #[derive(Default)]
-struct Orders {
+struct FaultList {
     given: u64,
     faults: Vec<Fault>,
 }
 
 /// The faults of one engine.
 #[derive(Default)]
-pub struct Faults(RefCell<Orders>);
+pub struct Faults(RefCell<FaultList>);
 
 impl Faults {
     /// Adds the fault that `content` describes.
@@ -175,10 +175,10 @@ impl Faults {
             Ok(read) => read,
             Err(why) => return answer(StatusCode::BAD_REQUEST, &json!({ "detail": why })),
         };
-        let mut orders = self.0.borrow_mut();
-        orders.given += 1;
-        let id = orders.given;
-        orders.faults.push(Fault {
+        let mut list = self.0.borrow_mut();
+        list.given += 1;
+        let id = list.given;
+        list.faults.push(Fault {
             id,
             kind,
             target,
@@ -200,8 +200,8 @@ impl Faults {
 
     /// Allowed idle time of a connection.
     pub fn idle_limit(&self) -> Option<Duration> {
-        let orders = self.0.borrow();
-        orders.faults.iter().find_map(|fault| match fault.kind {
+        let list = self.0.borrow();
+        list.faults.iter().find_map(|fault| match fault.kind {
             Kind::CloseIdle { ms } => Some(Duration::from_millis(ms)),
             _ => None,
         })
@@ -219,17 +219,17 @@ impl Faults {
 
     /// Counts a hit of the first fault of this kind, if there is one.
     fn note(&self, meant: impl Fn(&Kind) -> bool) -> bool {
-        let mut orders = self.0.borrow_mut();
-        let fault = orders.faults.iter_mut().find(|fault| meant(&fault.kind));
+        let mut list = self.0.borrow_mut();
+        let fault = list.faults.iter_mut().find(|fault| meant(&fault.kind));
         fault.map(|fault| fault.hits += 1).is_some()
     }
 
     /// The faults that affect a request.
-    pub fn draw(&self, occasion: Occasion) -> Drawn {
-        let mut orders = self.0.borrow_mut();
-        let faults = orders.faults.iter_mut();
-        let met = faults.filter(|fault| fault.meets(occasion));
-        Drawn(
+    pub fn draw(&self, context: FaultContext) -> DrawnFaults {
+        let mut list = self.0.borrow_mut();
+        let faults = list.faults.iter_mut();
+        let met = faults.filter(|fault| fault.meets(context));
+        DrawnFaults(
             met.map(|fault| {
                 fault.hits += 1;
                 fault.kind.clone()
@@ -266,7 +266,7 @@ fn answer(status: StatusCode, content: &impl Serialize) -> Response<Body> {
 
 /// How an answer is spoilt after its KV is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spoil {
+pub enum AnswerFault {
     /// The connection breaks without an answer.
     ResetBeforeHeaders,
     /// The connection breaks after the headers.
@@ -279,7 +279,7 @@ pub enum Spoil {
 
 /// Fate of the KV that a prefill computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum HandoffFate {
     /// Handed off.
     HandedOff,
     /// A hand-off is issued that cannot be pulled.
@@ -290,9 +290,9 @@ pub enum Fate {
 
 /// The faults of one request.
 #[derive(Clone, Debug, Default)]
-pub struct Drawn(Vec<Kind>);
+pub struct DrawnFaults(Vec<Kind>);
 
-impl Drawn {
+impl DrawnFaults {
     /// Delays the request, holds it for ever, or refuses it.
     ///
     /// # Errors
@@ -316,7 +316,7 @@ impl Drawn {
                 status,
                 headers,
                 body,
-            } => OrderedStatus::new(*status, headers, body.clone()).ok(),
+            } => InjectedStatus::new(*status, headers, body.clone()).ok(),
             _ => None,
         });
         match status {
@@ -326,12 +326,12 @@ impl Drawn {
     }
 
     /// How the answer is to be spoilt, if at all.
-    pub fn spoil(&self) -> Option<Spoil> {
+    pub fn spoil(&self) -> Option<AnswerFault> {
         self.first(|kind| match kind {
-            Kind::ResetBeforeHeaders {} => Some(Spoil::ResetBeforeHeaders),
-            Kind::ResetAfterHeaders {} => Some(Spoil::ResetAfterHeaders),
-            Kind::Silent {} => Some(Spoil::Silent),
-            Kind::Empty {} => Some(Spoil::Empty),
+            Kind::ResetBeforeHeaders {} => Some(AnswerFault::ResetBeforeHeaders),
+            Kind::ResetAfterHeaders {} => Some(AnswerFault::ResetAfterHeaders),
+            Kind::Silent {} => Some(AnswerFault::Silent),
+            Kind::Empty {} => Some(AnswerFault::Empty),
             _ => None,
         })
     }
@@ -353,13 +353,13 @@ impl Drawn {
     }
 
     /// Fate of the computed KV.
-    pub fn fate(&self) -> Fate {
+    pub fn fate(&self) -> HandoffFate {
         let fate = self.first(|kind| match kind {
-            Kind::LoseHandoff {} => Some(Fate::Lost),
-            Kind::NoHandoff {} => Some(Fate::Dropped),
+            Kind::LoseHandoff {} => Some(HandoffFate::Lost),
+            Kind::NoHandoff {} => Some(HandoffFate::Dropped),
             _ => None,
         });
-        fate.unwrap_or(Fate::HandedOff)
+        fate.unwrap_or(HandoffFate::HandedOff)
     }
 
     fn first<T>(&self, pick: impl Fn(&Kind) -> Option<T>) -> Option<T> {
@@ -369,14 +369,14 @@ impl Drawn {
 
 /// An injected status.
 #[derive(Debug)]
-pub struct OrderedStatus {
+pub struct InjectedStatus {
     /// The status.
     pub status: StatusCode,
     headers: HeaderMap,
     body: Option<String>,
 }
 
-impl OrderedStatus {
+impl InjectedStatus {
     fn new(
         status: u16,
         headers: &BTreeMap<String, String>,
@@ -403,11 +403,11 @@ impl OrderedStatus {
         })
     }
 
-    /// The answer, with the injected headers; `otherwise` if no body was injected.
-    pub fn response(&self, otherwise: Response<Body>) -> Response<Body> {
+    /// The answer, with the injected headers; `default` if no body was injected.
+    pub fn response(&self, default: Response<Body>) -> Response<Body> {
         let mut response = match &self.body {
             Some(body) => body::json(self.status, Bytes::from(body.clone())),
-            None => otherwise,
+            None => default,
         };
         for (name, value) in &self.headers {
             response.headers_mut().insert(name, value.clone());
@@ -456,11 +456,11 @@ mod tests {
         }
     }
 
-    fn meeting(leg: Leg) -> Occasion {
-        Occasion {
+    fn meeting(leg: Leg) -> FaultContext {
+        FaultContext {
             leg,
             others: 0,
-            connection: Connection::Fresh,
+            connection: ConnectionKind::Fresh,
         }
     }
 
@@ -469,11 +469,11 @@ mod tests {
         let faults = Faults::default();
         faults.add(br#"{"kind":"status","status":503,"above":2}"#);
         let met = |others| {
-            let occasion = Occasion {
+            let context = FaultContext {
                 others,
                 ..meeting(Leg::Prefill)
             };
-            !faults.draw(occasion).0.is_empty()
+            !faults.draw(context).0.is_empty()
         };
         assert!(!met(0) && !met(2) && met(3));
     }
@@ -483,13 +483,13 @@ mod tests {
         let faults = Faults::default();
         faults.add(br#"{"kind":"reset_kept_alive"}"#);
         let met = |connection| {
-            let occasion = Occasion {
+            let context = FaultContext {
                 connection,
                 ..meeting(Leg::Decode)
             };
-            !faults.draw(occasion).0.is_empty()
+            !faults.draw(context).0.is_empty()
         };
-        assert!(!met(Connection::Fresh) && met(Connection::Kept));
+        assert!(!met(ConnectionKind::Fresh) && met(ConnectionKind::Kept));
     }
 
     #[test]
@@ -517,14 +517,17 @@ mod tests {
         assert!(drips(Leg::Decode) && drips(Leg::Whole) && !drips(Leg::Whole));
         assert_eq!(
             faults.draw(meeting(Leg::Whole)).spoil(),
-            Some(Spoil::Silent)
+            Some(AnswerFault::Silent)
         );
         assert_eq!(faults.draw(meeting(Leg::Decode)).spoil(), None);
         let dropped =
-            (0..1000).filter(|_| faults.draw(meeting(Leg::Prefill)).fate() == Fate::Dropped);
+            (0..1000).filter(|_| faults.draw(meeting(Leg::Prefill)).fate() == HandoffFate::Dropped);
         assert!((400..600).contains(&dropped.count()));
         faults.clear();
-        assert_eq!(faults.draw(meeting(Leg::Prefill)).fate(), Fate::HandedOff);
+        assert_eq!(
+            faults.draw(meeting(Leg::Prefill)).fate(),
+            HandoffFate::HandedOff
+        );
     }
 
     #[test]

@@ -13,13 +13,13 @@ use tokio::time::{Instant, sleep_until};
 
 use super::aborts::Abortable;
 use super::answer::{self, Answer, Finish, Output};
-use super::body::{self, Body, BrokenOff, Events, Fed};
+use super::body::{self, Body, BrokenOff, Events, FedBody};
 use super::dialect::{Dialect, Handoff, Leg, llmd, sglang, vllm};
-use super::fault::{Drawn, Fate, Occasion};
+use super::fault::{DrawnFaults, FaultContext, HandoffFate};
 use super::kv::Blocks;
-use super::lease::KvOf;
+use super::lease::HandoffPrompt;
 use super::marker::{Marker, SLOW, TOKENS_BEFORE_DEATH, WORDY};
-use super::node::Node;
+use super::node::EngineContext;
 use super::pace::Pace;
 use super::refusal::Refusal;
 use super::request::{Endpoint, Generation};
@@ -37,7 +37,7 @@ pub const LONGEST_BODY: usize = 64 * 1024 * 1024;
 
 /// A valid request in progress.
 struct Job {
-    node: Rc<Node>,
+    node: Rc<EngineContext>,
     flight: InFlight,
     generation: Generation,
     answer: Answer,
@@ -46,7 +46,7 @@ struct Job {
     prefixes: Vec<Vec<u64>>,
     blocks: u32,
     abortable: Abortable,
-    faults: Drawn,
+    faults: DrawnFaults,
 }
 
 /// A valid request as received.
@@ -70,7 +70,7 @@ struct Ready {
 /// # Errors
 /// When the connection is to break without an answer.
 pub async fn serve(
-    node: Rc<Node>,
+    node: Rc<EngineContext>,
     endpoint: Endpoint,
     caller: Caller,
     request: Request<Incoming>,
@@ -81,12 +81,12 @@ pub async fn serve(
         Ok(arrival) => {
             flight.wait();
             let job = Job::new(node, flight, arrival, caller);
-            let told = job.abortable.told();
+            let aborted = job.abortable.aborted();
             tokio::select! {
                 biased;
                 outcome = job.run(caller.local) => outcome,
                 // The job is dropped, and so counted as aborted.
-                () = told => return Ok(Refusal::Aborted.response(dialect)),
+                () = aborted => return Ok(Refusal::Aborted.response(dialect)),
             }
         }
         Err(refusal) => Err((flight, refusal)),
@@ -105,7 +105,7 @@ pub async fn serve(
 
 /// Parses the request and checks what does not depend on the role.
 async fn admit(
-    node: &Node,
+    node: &EngineContext,
     endpoint: Endpoint,
     request: Request<Incoming>,
 ) -> Result<Arrival, Refusal> {
@@ -171,7 +171,7 @@ fn id(endpoint: Endpoint, headers: &HeaderMap) -> String {
 }
 
 /// The id in the answer.
-fn told(id: &str, generation: &Generation) -> String {
+fn answer_id(id: &str, generation: &Generation) -> String {
     match generation.markers.has(Marker::Wordy) {
         true => id.to_owned() + &"x".repeat(WORDY),
         false => id.to_owned(),
@@ -181,7 +181,7 @@ fn told(id: &str, generation: &Generation) -> String {
 type Outcome = Result<Response<Body>, (InFlight, Refusal)>;
 
 impl Job {
-    fn new(node: Rc<Node>, flight: InFlight, arrival: Arrival, caller: Caller) -> Self {
+    fn new(node: Rc<EngineContext>, flight: InFlight, arrival: Arrival, caller: Caller) -> Self {
         let Arrival {
             generation,
             id,
@@ -200,7 +200,7 @@ impl Job {
         };
         let blocks = node.blocks_of(&generation);
         let output = output(node.config.role, &generation);
-        let occasion = Occasion {
+        let context = FaultContext {
             leg,
             others: node.tally.in_flight().saturating_sub(1),
             connection: caller.connection,
@@ -208,7 +208,7 @@ impl Job {
         Self {
             answer: Answer::new(
                 node.config.dialect,
-                told(&id, &generation),
+                answer_id(&id, &generation),
                 &generation,
                 output,
                 cached,
@@ -217,7 +217,7 @@ impl Job {
             // Checked to fit the pool, whose size is a u32.
             blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
             abortable: node.aborts.enter(&id),
-            faults: node.faults.draw(occasion),
+            faults: node.faults.draw(context),
             node,
             flight,
             generation,
@@ -260,9 +260,9 @@ impl Job {
             return self.spoil(spoil, ready);
         }
         let fate = self.fate();
-        let handoff = (fate != Fate::Dropped).then(|| {
+        let handoff = (fate != HandoffFate::Dropped).then(|| {
             let (request_id, blocks) = ready.blocks.hand_off(&self.id, self.kv_of());
-            if fate == Fate::Lost {
+            if fate == HandoffFate::Lost {
                 self.node.kv.lose(&request_id);
             }
             Handoff {
@@ -376,12 +376,12 @@ impl Job {
     }
 
     /// Identity of this request's KV.
-    fn kv_of(&self) -> KvOf {
+    fn kv_of(&self) -> HandoffPrompt {
         self.generation.kv()
     }
 
     /// Checks that KV belongs to this request's prompt.
-    fn check_prompt(&self, of: KvOf) -> Result<(), Refusal> {
+    fn check_prompt(&self, of: HandoffPrompt) -> Result<(), Refusal> {
         if of == self.generation.kv() {
             return Ok(());
         }
@@ -389,10 +389,10 @@ impl Job {
     }
 
     /// Fate of the KV: in vLLM, a generation that stopped leaves none.
-    fn fate(&self) -> Fate {
+    fn fate(&self) -> HandoffFate {
         let markers = &self.generation.markers;
         match markers.has(Marker::End) || markers.has(Marker::Lose) {
-            true => Fate::Dropped,
+            true => HandoffFate::Dropped,
             false => self.faults.fate(),
         }
     }
@@ -510,13 +510,13 @@ impl Job {
         body::events(self.fed(generate))
     }
 
-    fn fed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> Fed {
-        Fed::by(async move |events| {
-            let told = self.abortable.told();
+    fn fed(self, generate: impl AsyncFnOnce(Self, &Events) + 'static) -> FedBody {
+        FedBody::by(async move |events| {
+            let aborted = self.abortable.aborted();
             tokio::select! {
                 biased;
                 () = generate(self, &events) => {}
-                () = told => events.break_off(),
+                () = aborted => events.break_off(),
             }
         })
     }

@@ -12,21 +12,21 @@ use super::body::{self, Body};
 /// The configured answer; absent fields are as in a healthy engine.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Wanted {
+struct HealthAnswer {
     status: Option<u16>,
     delay_ms: u64,
 }
 
 /// The health that an engine reports.
 #[derive(Default)]
-pub struct Health(Cell<Wanted>);
+pub struct HealthSwitch(Cell<HealthAnswer>);
 
-impl Health {
+impl HealthSwitch {
     /// Sets the answer from now on; `{}` makes the engine healthy again.
     pub fn set(&self, content: &[u8]) -> Response<Body> {
-        match serde_json::from_slice::<Wanted>(content) {
-            Ok(wanted) if status(wanted).is_ok() => {
-                self.0.set(wanted);
+        match serde_json::from_slice::<HealthAnswer>(content) {
+            Ok(answer) if status(answer).is_ok() => {
+                self.0.set(answer);
                 body::json(StatusCode::OK, Bytes::from_static(b"{}"))
             }
             Ok(_) => bad("status must be an HTTP status"),
@@ -35,18 +35,18 @@ impl Health {
     }
 
     /// Answers a probe.
-    pub async fn tell(&self) -> Response<Body> {
-        let wanted = self.0.get();
-        if wanted.delay_ms > 0 {
-            tokio::time::sleep(Duration::from_millis(wanted.delay_ms)).await;
+    pub async fn answer(&self) -> Response<Body> {
+        let answer = self.0.get();
+        if answer.delay_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(answer.delay_ms)).await;
         }
-        let status = status(wanted).unwrap_or_default();
+        let status = status(answer).unwrap_or_default();
         body::empty(status)
     }
 }
 
-fn status(wanted: Wanted) -> Result<StatusCode, hyper::http::status::InvalidStatusCode> {
-    wanted
+fn status(answer: HealthAnswer) -> Result<StatusCode, hyper::http::status::InvalidStatusCode> {
+    answer
         .status
         .map_or(Ok(StatusCode::OK), StatusCode::from_u16)
 }

@@ -29,13 +29,13 @@ const MOST_TOKENS: u64 = 1 << 20;
 
 /// Settings of an instant engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Instantly {
+pub struct InstantSettings {
     /// Time between two events of a stream; zero: as fast as they can be sent, each separately.
     pub gap: Duration,
 }
 
 /// The prepared pieces of answers.
-pub struct Ready {
+pub struct PreparedAnswers {
     stream: [Finder<'static>; 2],
     limit: Finder<'static>,
     whole: [Bytes; 2],
@@ -51,9 +51,9 @@ struct Events {
     closing: Bytes,
 }
 
-impl Ready {
+impl PreparedAnswers {
     /// The answers for this model in this role.
-    pub fn new(how: Instantly, role: Role, model: &str) -> Self {
+    pub fn new(how: InstantSettings, role: Role, model: &str) -> Self {
         let handoff = match role {
             Role::Prefill => HANDOFF,
             Role::Decode | Role::Aggregated => "",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
-use super::lease::{KvOf, LeaseCounts, LeaseTable, PullRefusal};
+use super::lease::{HandoffPrompt, LeaseCounts, LeaseTable, PullRefusal};
 
 /// The blocks of one engine.
 pub struct Kv {
@@ -55,7 +55,11 @@ impl Kv {
     }
 
     /// Consumes a hand-off of this engine; see [`LeaseTable::consume`].
-    pub fn consume(&self, id: &str, block_groups: &[Vec<u32>]) -> Result<KvOf, PullRefusal> {
+    pub fn consume(
+        &self,
+        id: &str,
+        block_groups: &[Vec<u32>],
+    ) -> Result<HandoffPrompt, PullRefusal> {
         let kv = self.table.borrow_mut().consume(id, block_groups, now())?;
         self.freed.notify_one();
         Ok(kv)
@@ -104,7 +108,7 @@ impl Blocks {
     }
 
     /// Puts the blocks under a lease; returns the hand-off's id and the block numbers.
-    pub fn hand_off(mut self, stem: &str, of: KvOf) -> (String, Vec<u32>) {
+    pub fn hand_off(mut self, stem: &str, of: HandoffPrompt) -> (String, Vec<u32>) {
         let numbers = std::mem::take(&mut self.numbers);
         let mut table = self.kv.table.borrow_mut();
         (table.issue(stem, numbers.clone(), of, now()), numbers)

@@ -13,7 +13,7 @@ const REMEMBERED: usize = 65_536;
 
 /// The prompt whose KV a hand-off carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvOf {
+pub struct HandoffPrompt {
     /// Prompt tokens held.
     pub prompt_tokens: u64,
     /// Identity of the prompt, so that KV handed to another request is noticed.
@@ -65,11 +65,11 @@ pub struct LeaseCounts {
 
 struct Lease {
     blocks: Vec<u32>,
-    kv: KvOf,
+    kv: HandoffPrompt,
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum LeaseEnd {
     Consumed,
     Expired,
     Revoked,
@@ -84,7 +84,7 @@ pub struct LeaseTable {
     held: HashMap<String, Lease>,
     /// In order, since all leases are equally long. May name hand-offs that have been consumed since.
     deadlines: VecDeque<(Instant, String)>,
-    ends: HashMap<String, End>,
+    ends: HashMap<String, LeaseEnd>,
     end_order: VecDeque<String>,
     counts: LeaseCounts,
 }
@@ -117,7 +117,13 @@ impl LeaseTable {
     }
 
     /// Puts taken blocks under a lease and returns the hand-off's id: `stem` and a serial number, so that no id is issued twice.
-    pub fn issue(&mut self, stem: &str, blocks: Vec<u32>, kv: KvOf, now: Instant) -> String {
+    pub fn issue(
+        &mut self,
+        stem: &str,
+        blocks: Vec<u32>,
+        kv: HandoffPrompt,
+        now: Instant,
+    ) -> String {
         self.expire(now);
         let id = format!("{stem}-{:08x}", self.counts.issued);
         self.counts.issued += 1;
@@ -136,21 +142,21 @@ impl LeaseTable {
         id: &str,
         block_groups: &[Vec<u32>],
         now: Instant,
-    ) -> Result<KvOf, PullRefusal> {
+    ) -> Result<HandoffPrompt, PullRefusal> {
         self.expire(now);
         let Some(lease) = self.held.get(id) else {
             return Err(match self.ends.get(id) {
-                Some(End::Consumed) => PullRefusal::Used,
-                Some(End::Expired) => PullRefusal::Expired,
-                Some(End::Lost) => PullRefusal::Lost,
-                Some(End::Revoked) | None => PullRefusal::Unknown,
+                Some(LeaseEnd::Consumed) => PullRefusal::Used,
+                Some(LeaseEnd::Expired) => PullRefusal::Expired,
+                Some(LeaseEnd::Lost) => PullRefusal::Lost,
+                Some(LeaseEnd::Revoked) | None => PullRefusal::Unknown,
             });
         };
         if block_groups != [lease.blocks.as_slice()] {
             return Err(PullRefusal::WrongBlocks);
         }
         let kv = lease.kv;
-        let blocks = self.end(id.to_owned(), End::Consumed);
+        let blocks = self.end(id.to_owned(), LeaseEnd::Consumed);
         self.counts.consumed += 1;
         self.counts.blocks_pulled += blocks;
         Ok(kv)
@@ -167,7 +173,7 @@ impl LeaseTable {
         if !self.holds(id, now) {
             return false;
         }
-        self.end(id.to_owned(), End::Revoked);
+        self.end(id.to_owned(), LeaseEnd::Revoked);
         self.counts.revoked += 1;
         true
     }
@@ -175,7 +181,7 @@ impl LeaseTable {
     /// Loses the blocks of a hand-off that is still held.
     pub fn lose(&mut self, id: &str, now: Instant) {
         if self.holds(id, now) {
-            self.end(id.to_owned(), End::Lost);
+            self.end(id.to_owned(), LeaseEnd::Lost);
             self.counts.lost += 1;
         }
     }
@@ -191,7 +197,7 @@ impl LeaseTable {
                 return;
             };
             if self.held.contains_key(&id) {
-                self.end(id, End::Expired);
+                self.end(id, LeaseEnd::Expired);
                 self.counts.expired += 1;
             }
         }
@@ -213,7 +219,7 @@ impl LeaseTable {
     }
 
     /// Frees a held hand-off's blocks and records how it ended; returns the number of blocks.
-    fn end(&mut self, id: String, end: End) -> u64 {
+    fn end(&mut self, id: String, end: LeaseEnd) -> u64 {
         let Some(lease) = self.held.remove(&id) else {
             return 0;
         };
@@ -240,7 +246,7 @@ mod tests {
     use super::*;
 
     const LEASE: Duration = Duration::from_millis(100);
-    const KV: KvOf = KvOf {
+    const KV: HandoffPrompt = HandoffPrompt {
         prompt_tokens: 20,
         prompt_fingerprint: 7,
     };

@@ -71,8 +71,8 @@ impl Markers {
             .copied()
             .filter(|text| text.contains("<|"))
             .collect();
-        let asked = |mark: &str| marked.iter().any(|text| text.contains(mark));
-        let found = ALL.iter().filter(|(_, mark)| asked(mark));
+        let is_present = |mark: &str| marked.iter().any(|text| text.contains(mark));
+        let found = ALL.iter().filter(|(_, mark)| is_present(mark));
         Self(found.map(|(marker, _)| *marker).collect())
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::dialect::Dialect;
 
 /// The reported figures.
-pub struct Load<'a> {
+pub struct EngineLoad<'a> {
     /// The model served.
     pub model: &'a str,
     /// Running requests.
@@ -105,7 +105,7 @@ const SGLANG: Names = Names {
 };
 
 /// The page's text.
-pub fn write(dialect: Dialect, load: &Load) -> String {
+pub fn write(dialect: Dialect, load: &EngineLoad) -> String {
     let names = match dialect {
         Dialect::Vllm | Dialect::Llmd | Dialect::Mooncake => &VLLM,
         Dialect::Trtllm => &TRTLLM,
@@ -123,7 +123,7 @@ pub fn write(dialect: Dialect, load: &Load) -> String {
 }
 
 impl Names {
-    fn load(&self, load: &Load) -> String {
+    fn load(&self, load: &EngineLoad) -> String {
         let used = f64::from(load.blocks_used) / f64::from(load.blocks);
         [
             (
@@ -146,7 +146,7 @@ impl Names {
         .concat()
     }
 
-    fn cache(&self, load: &Load) -> String {
+    fn cache(&self, load: &EngineLoad) -> String {
         const HELP: &str = "The KV cache's configuration.";
         match self.cache {
             Cache::Info {
@@ -179,12 +179,12 @@ impl Names {
         )
     }
 
-    fn labels(&self, load: &Load) -> String {
+    fn labels(&self, load: &EngineLoad) -> String {
         format!("{}model_name=\"{}\"", self.labels, label(load.model))
     }
 
     /// Adds histograms without meaning until the page is long enough.
-    fn pad(&self, page: &mut String, load: &Load) {
+    fn pad(&self, page: &mut String, load: &EngineLoad) {
         let (prefix, labels) = (self.prefix, self.labels(load));
         for number in 0.. {
             if page.len() >= load.padded_to {
@@ -232,7 +232,7 @@ mod tests {
             Dialect::Trtllm,
         ] {
             for padded_to in [0, 60_000] {
-                let load = Load {
+                let load = EngineLoad {
                     model: "a\"b",
                     running: 3,
                     waiting: 2,

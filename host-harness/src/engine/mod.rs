@@ -60,11 +60,11 @@ mod wire;
 
 pub use cli::{Args, run};
 pub use dialect::Dialect;
-pub use instant::Instantly;
+pub use instant::InstantSettings;
 pub use node::State;
 
 use pace::Pace;
-use server::Door;
+use server::ListenerKind;
 
 /// Role of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -135,7 +135,7 @@ pub struct EngineConfig {
     /// Minimum bytes of `/metrics`.
     pub metrics_padding: usize,
     /// Instant mode: prepared answers, no checks and no computing time.
-    pub instantly: Option<Instantly>,
+    pub instantly: Option<InstantSettings>,
     /// Prefix cache; a decode engine computes no prompts, and keeps none.
     pub prefix_cache: PrefixCache,
 }
@@ -301,18 +301,18 @@ fn live(
     };
     LocalSet::new().block_on(&runtime, async {
         match listen(&config).await {
-            Ok((doors, addresses)) => {
-                let node = node::Node::new(config, addresses.bootstrap);
+            Ok((listeners, addresses)) => {
+                let node = node::EngineContext::new(config, addresses.bootstrap);
                 let _ = started.send(Ok(addresses));
                 let (stop, stopping) = watch::channel(());
-                let serving = doors.into_iter().map(|(listener, door)| {
-                    server::serve(listener, door, node.clone(), stopping.clone())
+                let serving = listeners.into_iter().map(|(listener, kind)| {
+                    server::serve(listener, kind, node.clone(), stopping.clone())
                 });
-                let told = async {
+                let stop_signal = async {
                     let _ = stopped.await;
                     drop(stop);
                 };
-                tokio::join!(futures_util::future::join_all(serving), told);
+                tokio::join!(futures_util::future::join_all(serving), stop_signal);
                 // Tasks of streams with closed connections end, and are counted, at their next poll.
                 tokio::task::yield_now().await;
                 Some(node.state())
@@ -328,17 +328,17 @@ fn live(
 /// Opens the engine's listeners.
 async fn listen(
     config: &EngineConfig,
-) -> Result<(Vec<(TcpListener, Door)>, Addresses), EngineError> {
+) -> Result<(Vec<(TcpListener, ListenerKind)>, Addresses), EngineError> {
     let (listener, address) = bind(config.listen).await?;
-    let mut doors = vec![(listener, Door::Api)];
+    let mut listeners = vec![(listener, ListenerKind::Api)];
     let mut bootstrap = None;
     if config.dialect.has_bootstrap() && config.role == Role::Prefill {
         let wanted = SocketAddr::new(config.listen.ip(), config.bootstrap_port);
         let (listener, address) = bind(wanted).await?;
-        doors.push((listener, Door::Bootstrap));
+        listeners.push((listener, ListenerKind::Bootstrap));
         bootstrap = Some(address);
     }
-    Ok((doors, Addresses { address, bootstrap }))
+    Ok((listeners, Addresses { address, bootstrap }))
 }
 
 async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), EngineError> {

@@ -8,13 +8,13 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde_json::json;
 
-use super::aborts::{Aborts, Which};
+use super::aborts::{AbortSelection, Aborts};
 use super::dialect::Dialect;
 use super::fault::Faults;
-use super::health::Health;
-use super::instant::Ready;
+use super::health::HealthSwitch;
+use super::instant::PreparedAnswers;
 use super::kv::Kv;
-use super::metrics::{self, Load};
+use super::metrics::{self, EngineLoad};
 use super::pace::PrefillServer;
 use super::prefixes::Prefixes;
 use super::pull::Puller;
@@ -22,14 +22,14 @@ use super::recorder::Recorder;
 use super::refusal::Refusal;
 use super::request::Generation;
 use super::rooms::Rooms;
-use super::tally::{Counts, Tally};
+use super::tally::{EngineCounters, Tally};
 use super::{EngineConfig, Role};
 
 /// SGLang reports this default also if no bootstrap server runs.
 const UNUSED_BOOTSTRAP_PORT: u16 = 8998;
 
 /// One engine.
-pub struct Node {
+pub struct EngineContext {
     /// The engine's configuration.
     pub config: EngineConfig,
     /// New at each start, so that a hand-off from before a restart is recognised.
@@ -51,7 +51,7 @@ pub struct Node {
     /// Requests that can be aborted.
     pub aborts: Rc<Aborts>,
     /// Answer to health probes.
-    pub health: Health,
+    pub health: HealthSwitch,
     /// Injected faults.
     pub faults: Faults,
     /// Counters.
@@ -59,7 +59,7 @@ pub struct Node {
     /// Recorded requests.
     pub recorder: Recorder,
     /// Prepared answers, in instant mode.
-    pub ready: Option<Ready>,
+    pub ready: Option<PreparedAnswers>,
 }
 
 /// Seconds since 1970.
@@ -77,7 +77,7 @@ pub struct State {
     pub engine_id: String,
     /// Counters.
     #[serde(flatten)]
-    pub counts: Counts,
+    pub counts: EngineCounters,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
     /// Prompt tokens computed here.
@@ -114,7 +114,7 @@ pub struct State {
     pub rooms_open: usize,
 }
 
-impl Node {
+impl EngineContext {
     /// A new engine, with its bootstrap server's address if it has one.
     pub fn new(config: EngineConfig, bootstrap: Option<SocketAddr>) -> Rc<Self> {
         let lease = config.dialect.lease(&config);
@@ -125,7 +125,7 @@ impl Node {
             rooms: Rc::default(),
             bootstrap,
             aborts: Rc::default(),
-            health: Health::default(),
+            health: HealthSwitch::default(),
             faults: Faults::default(),
             prefill: PrefillServer::new(),
             prefixes: Prefixes::new(&config),
@@ -134,7 +134,7 @@ impl Node {
             recorder: Recorder::default(),
             ready: config
                 .instantly
-                .map(|how| Ready::new(how, config.role, &config.model)),
+                .map(|how| PreparedAnswers::new(how, config.role, &config.model)),
             config,
         })
     }
@@ -168,15 +168,15 @@ impl Node {
         if longest > context {
             return Err(too_long(context, longest));
         }
-        let asked = generation.output_tokens;
+        let requested = generation.output_tokens;
         let (name, left) = (generation.endpoint.limit(), context - longest);
-        let problem = match (asked > context, left) {
+        let problem = match (requested > context, left) {
             (true, _) => format!(
-                "{name}={asked} cannot be greater than max_model_len={context}. Please request fewer output tokens."
+                "{name}={requested} cannot be greater than max_model_len={context}. Please request fewer output tokens."
             ),
             (false, 0) => "max_tokens must be at least 1, got 0.".to_owned(),
             (false, _) => {
-                generation.output_tokens = asked.min(left);
+                generation.output_tokens = requested.min(left);
                 return Ok(());
             }
         };
@@ -280,7 +280,7 @@ impl Node {
     pub fn metrics(&self) -> String {
         let counts = self.tally.counts();
         let (blocks_used, _) = self.kv.counts();
-        let load = Load {
+        let load = EngineLoad {
             model: &self.config.model,
             running: counts.running,
             waiting: counts.waiting,
@@ -294,10 +294,10 @@ impl Node {
     }
 
     /// Ends the selected requests, running ones and those whose KV waits for its decode.
-    pub fn abort(&self, which: &Which) {
+    pub fn abort(&self, which: &AbortSelection) {
         let dropped = self.rooms.abort(which, &self.kv);
-        let told = self.aborts.tell(which);
-        let aborted: HashSet<String> = dropped.into_iter().chain(told).collect();
+        let notified = self.aborts.notify(which);
+        let aborted: HashSet<String> = dropped.into_iter().chain(notified).collect();
         self.tally.aborted_by_request(aborted.len());
     }
 }

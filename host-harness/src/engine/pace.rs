@@ -56,21 +56,21 @@ impl PrefillServer {
     }
 
     /// Waits until all earlier turns have ended or been dropped.
-    pub async fn turn(&self) -> Turn<'_> {
+    pub async fn turn(&self) -> PrefillTurn<'_> {
         let arrived = Instant::now();
         let free_at = self.free_at.lock().await;
         let ends = arrived.max(*free_at);
-        Turn { free_at, ends }
+        PrefillTurn { free_at, ends }
     }
 }
 
 /// The right to compute one prompt; if dropped early, the unused time goes to the next one.
-pub struct Turn<'a> {
+pub struct PrefillTurn<'a> {
     free_at: MutexGuard<'a, Instant>,
     ends: Instant,
 }
 
-impl Turn<'_> {
+impl PrefillTurn<'_> {
     /// Starts the turn now, if something other than the turn was waited for.
     pub fn start_now(&mut self) {
         self.ends = Instant::now();
@@ -84,7 +84,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PrefillTurn<'_> {
     fn drop(&mut self) {
         *self.free_at = self.ends.min(Instant::now());
     }

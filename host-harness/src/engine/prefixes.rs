@@ -15,9 +15,9 @@ is computed. Four bytes of text are a token. What is kept takes nothing from the
 cached_tokens and computed_tokens are in /__state, and cached_tokens in the usage of a prefill's or an aggregated engine's answer.";
 
 /// The cached blocks, if there is a cache.
-pub struct Prefixes(Option<Kept>);
+pub struct Prefixes(Option<BlockCache>);
 
-struct Kept {
+struct BlockCache {
     cache: RefCell<Cache>,
     block_tokens: u32,
 }
@@ -27,7 +27,7 @@ impl Prefixes {
     pub fn new(config: &EngineConfig) -> Self {
         match (config.prefix_cache, config.role) {
             (PrefixCache::Off, _) | (_, Role::Decode) => Self(None),
-            (PrefixCache::Lru, Role::Prefill | Role::Aggregated) => Self(Some(Kept {
+            (PrefixCache::Lru, Role::Prefill | Role::Aggregated) => Self(Some(BlockCache {
                 cache: RefCell::new(Cache::new(config.kv_blocks as usize)),
                 block_tokens: config.block_tokens,
             })),

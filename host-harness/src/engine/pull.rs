@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::body::{self, Body};
 use super::dialect::Handoff;
 use super::kv::Kv;
-use super::lease::{KvOf, PullRefusal};
+use super::lease::{HandoffPrompt, PullRefusal};
 use super::refusal::Refusal;
 
 /// Path of pulls.
@@ -66,7 +66,7 @@ impl Puller {
     ///
     /// # Errors
     /// A [`Refusal`] because of the hand-off.
-    pub async fn pull(&self, handoff: Handoff) -> Result<KvOf, Refusal> {
+    pub async fn pull(&self, handoff: Handoff) -> Result<HandoffPrompt, Refusal> {
         let uri = address(&handoff.host, handoff.port, PATH).map_err(wrong)?;
         match tokio::time::timeout(PATIENCE, self.ask(uri, handoff)).await {
             Ok(outcome) => outcome,
@@ -74,7 +74,7 @@ impl Puller {
         }
     }
 
-    async fn ask(&self, uri: Uri, handoff: Handoff) -> Result<KvOf, Refusal> {
+    async fn ask(&self, uri: Uri, handoff: Handoff) -> Result<HandoffPrompt, Refusal> {
         let pull = Pull {
             remote_engine_id: handoff.engine_id,
             remote_request_id: handoff.request_id,
@@ -142,7 +142,7 @@ pub fn answer(engine_id: &str, kv: &Kv, content: &[u8]) -> Response<Body> {
     }
 }
 
-fn consume(engine_id: &str, kv: &Kv, pull: &Pull) -> Result<KvOf, PullRefusal> {
+fn consume(engine_id: &str, kv: &Kv, pull: &Pull) -> Result<HandoffPrompt, PullRefusal> {
     if pull.remote_engine_id != engine_id {
         return Err(PullRefusal::WrongEngine);
     }

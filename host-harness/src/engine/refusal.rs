@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::body::{self, Body};
 use super::dialect::Dialect;
-use super::fault::OrderedStatus;
+use super::fault::InjectedStatus;
 
 /// Why a generation request was refused, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -73,11 +73,11 @@ pub enum Refusal {
     UsedRoom(u64),
     /// The room implies another rank than the requested one.
     #[error(
-        "follow_bootstrap_room conflict: dispatched to dp_rank {asked} but bootstrap_room {room} implies dp_rank {implied}"
+        "follow_bootstrap_room conflict: dispatched to dp_rank {requested} but bootstrap_room {room} implies dp_rank {implied}"
     )]
     RankConflict {
         /// The requested rank.
-        asked: u64,
+        requested: u64,
         /// The bootstrap room.
         room: u64,
         /// The implied rank.
@@ -115,7 +115,7 @@ pub enum Refusal {
     DiedAsMarked,
     /// Answered with an injected status.
     #[error("failed as ordered")]
-    Ordered(Box<OrderedStatus>),
+    Ordered(Box<InjectedStatus>),
     /// To end with a broken connection, because of a fault.
     #[error("reset as ordered")]
     ResetByFault,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::lease::KvOf;
+use super::lease::HandoffPrompt;
 use super::marker::Markers;
 use super::refusal::Refusal;
 use native::Limits;
@@ -93,7 +93,7 @@ pub struct Generation {
     /// vLLM's hand-off part, with either connector, unparsed: a dialect parses it. `None` also for `null`.
     pub kv_transfer_params: Option<Box<RawValue>>,
     /// SGLang's hand-off part.
-    pub bootstrap: Bootstrap,
+    pub bootstrap: BootstrapFields,
     /// TensorRT-LLM's hand-off part.
     pub disaggregated_params: Option<Box<RawValue>>,
     /// The prompt's ids, if TensorRT-LLM's part is present.
@@ -104,7 +104,7 @@ pub struct Generation {
 
 /// The fields of SGLang's hand-off, unparsed. `None` also for `null`.
 #[derive(Debug)]
-pub struct Bootstrap {
+pub struct BootstrapFields {
     /// The request's id.
     pub rid: Option<Box<RawValue>>,
     /// Host of the prefill engine's bootstrap server.
@@ -164,7 +164,7 @@ impl Generation {
             markers,
             logprobs,
             kv_transfer_params: fields.optional("kv_transfer_params")?,
-            bootstrap: Bootstrap {
+            bootstrap: BootstrapFields {
                 rid: fields.optional("rid")?,
                 host: fields.optional("bootstrap_host")?,
                 port: fields.optional("bootstrap_port")?,
@@ -203,16 +203,16 @@ impl Generation {
     }
 
     /// Identity of the KV of all prompts.
-    pub fn kv(&self) -> KvOf {
-        KvOf {
+    pub fn kv(&self) -> HandoffPrompt {
+        HandoffPrompt {
             prompt_tokens: self.prompt_tokens(),
             prompt_fingerprint: self.fingerprint,
         }
     }
 
     /// Identity of each sequence's KV, where each sequence has its own.
-    pub fn kv_of_each(&self) -> impl Iterator<Item = KvOf> {
-        let of = |(number, tokens): (u64, &u64)| KvOf {
+    pub fn kv_of_each(&self) -> impl Iterator<Item = HandoffPrompt> {
+        let of = |(number, tokens): (u64, &u64)| HandoffPrompt {
             prompt_tokens: *tokens,
             prompt_fingerprint: self.fingerprint.wrapping_add(number),
         };

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::aborts::Which;
+use super::aborts::AbortSelection;
 use super::kv::{Blocks, Kv};
-use super::lease::{KvOf, PullRefusal};
+use super::lease::{HandoffPrompt, PullRefusal};
 
 /// Why a room gives no KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub enum RoomRefusal {
 }
 
 /// KV that waits for its decode.
-struct Held {
+struct HeldKv {
     id: String,
     blocks: Vec<u32>,
     /// The seal that the decode must show.
@@ -49,7 +49,7 @@ enum Progress {
     /// A prefill has entered.
     Computing,
     /// The KV is available.
-    Ready(Held),
+    Ready(HeldKv),
 }
 
 struct Room {
@@ -83,7 +83,7 @@ pub struct Rooms {
 
 impl Rooms {
     /// Opens a room for its prefill, the request `rid`; `None` if the room ever had one.
-    pub fn enter(self: &Rc<Self>, name: &str, rid: &str) -> Option<Tenant> {
+    pub fn enter(self: &Rc<Self>, name: &str, rid: &str) -> Option<RoomPrefill> {
         if self.over.borrow().contains_key(name) {
             return None;
         }
@@ -96,7 +96,7 @@ impl Rooms {
         }
         room.progress = Progress::Computing;
         room.rid = rid.to_owned();
-        Some(Tenant {
+        Some(RoomPrefill {
             rooms: Rc::clone(self),
             name: name.to_owned(),
         })
@@ -112,7 +112,12 @@ impl Rooms {
     /// # Errors
     /// When there is no KV, or never will be. If the wait is cancelled, the room stays claimed, and its KV waits until its lease
     /// ends.
-    pub async fn take(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+    pub async fn take(
+        &self,
+        name: &str,
+        seal: &Value,
+        kv: &Kv,
+    ) -> Result<HandoffPrompt, RoomRefusal> {
         let changed = self.claim(name)?;
         loop {
             if let Some(outcome) = self.try_take(name, seal, kv) {
@@ -126,18 +131,23 @@ impl Rooms {
     ///
     /// # Errors
     /// When there is no KV; a refused request changes nothing.
-    pub fn take_now(&self, name: &str, seal: &Value, kv: &Kv) -> Result<KvOf, RoomRefusal> {
+    pub fn take_now(
+        &self,
+        name: &str,
+        seal: &Value,
+        kv: &Kv,
+    ) -> Result<HandoffPrompt, RoomRefusal> {
         self.try_take(name, seal, kv)
             .unwrap_or(Err(RoomRefusal::Unknown))
     }
 
     /// Drops the KV of the rooms whose prefill is selected and done; returns the ids of those prefills.
-    pub fn abort(&self, which: &Which, kv: &Kv) -> Vec<String> {
+    pub fn abort(&self, which: &AbortSelection, kv: &Kv) -> Vec<String> {
         let open = self.open.borrow();
         let meant: Vec<String> = open
             .iter()
             .filter(|(_, room)| matches!(room.progress, Progress::Ready(_)))
-            .filter(|(_, room)| which.means(&room.rid))
+            .filter(|(_, room)| which.includes(&room.rid))
             .map(|(name, _)| name.clone())
             .collect();
         drop(open);
@@ -186,7 +196,12 @@ impl Rooms {
     }
 
     /// `None` while the prefill is not done.
-    fn try_take(&self, name: &str, seal: &Value, kv: &Kv) -> Option<Result<KvOf, RoomRefusal>> {
+    fn try_take(
+        &self,
+        name: &str,
+        seal: &Value,
+        kv: &Kv,
+    ) -> Option<Result<HandoffPrompt, RoomRefusal>> {
         if let Some(refusal) = self.over.borrow().get(name) {
             return Some(Err(*refusal));
         }
@@ -211,36 +226,36 @@ impl Rooms {
     }
 
     /// Closes an open room for ever, and notifies the waiting decode.
-    fn end(&self, name: &str, told: RoomRefusal) -> Option<Room> {
+    fn end(&self, name: &str, refusal: RoomRefusal) -> Option<Room> {
         let (name, room) = self.open.borrow_mut().remove_entry(name)?;
-        self.over.borrow_mut().insert(name, told);
+        self.over.borrow_mut().insert(name, refusal);
         room.changed.notify_one();
         Some(room)
     }
 }
 
 /// The prefill of a room; dropped before it has handed KV over, it counts as failed.
-pub struct Tenant {
+pub struct RoomPrefill {
     rooms: Rc<Rooms>,
     name: String,
 }
 
-impl Tenant {
+impl RoomPrefill {
     /// Puts the KV into the room for its decode, which must show the seal.
-    pub fn hand_over(self, blocks: Blocks, of: KvOf, seal: Value) {
+    pub fn hand_over(self, blocks: Blocks, of: HandoffPrompt, seal: Value) {
         let mut open = self.rooms.open.borrow_mut();
         let Some(room) = open.get_mut(&self.name) else {
             return;
         };
         let (id, blocks) = blocks.hand_off(&room.rid, of);
-        room.progress = Progress::Ready(Held { id, blocks, seal });
+        room.progress = Progress::Ready(HeldKv { id, blocks, seal });
         room.changed.notify_one();
     }
 }
 
-impl Tenant {
+impl RoomPrefill {
     /// Hands the KV over, and loses it at once.
-    pub fn lose(self, blocks: Blocks, of: KvOf, kv: &Kv) {
+    pub fn lose(self, blocks: Blocks, of: HandoffPrompt, kv: &Kv) {
         let Some(room) = self.rooms.end(&self.name, RoomRefusal::Lost) else {
             return;
         };
@@ -249,7 +264,7 @@ impl Tenant {
     }
 }
 
-impl Drop for Tenant {
+impl Drop for RoomPrefill {
     fn drop(&mut self) {
         let computing = |room: &Room| matches!(room.progress, Progress::Computing);
         let failed = self
@@ -270,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    const OF: KvOf = KvOf {
+    const OF: HandoffPrompt = HandoffPrompt {
         prompt_tokens: 20,
         prompt_fingerprint: 7,
     };
@@ -286,8 +301,8 @@ mod tests {
     #[tokio::test]
     async fn either_side_may_come_first() {
         let (rooms, kv) = rooms();
-        let tenant = rooms.enter("1", "a").expect("a new room");
-        tenant.hand_over(blocks(&kv), OF, Value::Null);
+        let room_prefill = rooms.enter("1", "a").expect("a new room");
+        room_prefill.hand_over(blocks(&kv), OF, Value::Null);
         assert_eq!(rooms.take("1", &Value::Null, &kv).await, Ok(OF));
 
         let late = async {
@@ -304,9 +319,9 @@ mod tests {
     #[tokio::test]
     async fn a_room_is_used_once() {
         let (rooms, kv) = rooms();
-        let tenant = rooms.enter("1", "a").expect("a new room");
+        let room_prefill = rooms.enter("1", "a").expect("a new room");
         assert!(rooms.enter("1", "b").is_none(), "while it computes");
-        tenant.hand_over(blocks(&kv), OF, Value::Null);
+        room_prefill.hand_over(blocks(&kv), OF, Value::Null);
         assert!(rooms.enter("1", "b").is_none(), "while it waits");
         assert_eq!(rooms.take("1", &Value::Null, &kv).await, Ok(OF));
         assert!(rooms.enter("1", "b").is_none(), "when it is over");
@@ -321,8 +336,10 @@ mod tests {
     #[tokio::test]
     async fn a_prefill_that_fails_fails_its_decode() {
         let (rooms, kv) = rooms();
-        let tenant = rooms.enter("1", "a").expect("a new room");
-        let (taken, ()) = tokio::join!(rooms.take("1", &Value::Null, &kv), async { drop(tenant) });
+        let room_prefill = rooms.enter("1", "a").expect("a new room");
+        let (taken, ()) = tokio::join!(rooms.take("1", &Value::Null, &kv), async {
+            drop(room_prefill)
+        });
         assert_eq!(taken, Err(RoomRefusal::PrefillFailed));
         drop(rooms.enter("2", "b"));
         assert_eq!(
@@ -336,10 +353,10 @@ mod tests {
     async fn an_abort_drops_what_waits_for_its_decode() {
         let (rooms, kv) = rooms();
         for (name, rid) in [("1", "a"), ("2", "b")] {
-            let tenant = rooms.enter(name, rid).expect("a new room");
-            tenant.hand_over(blocks(&kv), OF, Value::Null);
+            let room_prefill = rooms.enter(name, rid).expect("a new room");
+            room_prefill.hand_over(blocks(&kv), OF, Value::Null);
         }
-        let which = |json: &str| serde_json::from_str::<Which>(json).expect("valid");
+        let which = |json: &str| serde_json::from_str::<AbortSelection>(json).expect("valid");
         assert_eq!(rooms.abort(&which(r#"{"rid":"a"}"#), &kv), ["a"]);
         assert_eq!(rooms.abort(&which(r#"{"rid":"a"}"#), &kv).len(), 0);
         assert_eq!(kv.counts().0, 2);
@@ -355,9 +372,9 @@ mod tests {
     async fn a_room_ends_with_its_lease() {
         let rooms: Rc<Rooms> = Rc::default();
         let kv = Kv::new(8, Duration::ZERO);
-        let tenant = rooms.enter("1", "a").expect("a new room");
+        let room_prefill = rooms.enter("1", "a").expect("a new room");
         assert_eq!(rooms.count_open(&kv), 1);
-        tenant.hand_over(blocks(&kv), OF, Value::Null);
+        room_prefill.hand_over(blocks(&kv), OF, Value::Null);
         assert_eq!(rooms.count_open(&kv), 0);
         assert_eq!(
             rooms.take("1", &Value::Null, &kv).await,
@@ -389,9 +406,9 @@ mod tests {
         let (good, bad) = (Value::from("a"), Value::from("b"));
         let take_now = |seal| rooms.take_now("1", seal, &kv);
         assert_eq!(take_now(&good), Err(RoomRefusal::Unknown));
-        let tenant = rooms.enter("1", "a").expect("a new room");
+        let room_prefill = rooms.enter("1", "a").expect("a new room");
         assert_eq!(take_now(&good), Err(RoomRefusal::Unknown));
-        tenant.hand_over(blocks(&kv), OF, good.clone());
+        room_prefill.hand_over(blocks(&kv), OF, good.clone());
         assert_eq!(take_now(&bad), Err(RoomRefusal::WrongSeal));
         let waits = rooms.take("1", &bad, &kv).await;
         assert_eq!(waits, Err(RoomRefusal::WrongSeal));

@@ -20,18 +20,18 @@ use super::body::{self, Body, BrokenOff};
 use super::bootstrap;
 use super::dialect::{Dialect, mooncake};
 use super::generate::{self, LONGEST_BODY};
-use super::node::Node;
+use super::node::EngineContext;
 use super::pull;
 use super::request::Endpoint;
 use super::tokens;
-use super::wire::{Caller, Wire};
+use super::wire::{Caller, ConnectionState};
 
 /// Pause after a failed accept (out of file descriptors, say), to avoid a tight loop.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(10);
 
 /// The service at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum ListenerKind {
     /// The engine's API.
     Api,
     /// A prefill engine's bootstrap server.
@@ -41,8 +41,8 @@ pub enum Door {
 /// Serves until the sender of `killed` is dropped; then resets open connections, as the end of a process would.
 pub async fn serve(
     listener: TcpListener,
-    door: Door,
-    node: Rc<Node>,
+    kind: ListenerKind,
+    node: Rc<EngineContext>,
     mut killed: watch::Receiver<()>,
 ) {
     let mut connections = JoinSet::new();
@@ -52,7 +52,7 @@ pub async fn serve(
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn_local(connection(stream, door, Rc::clone(&node), killed.clone()));
+                    connections.spawn_local(connection(stream, kind, Rc::clone(&node), killed.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
@@ -67,15 +67,15 @@ pub async fn serve(
 
 async fn connection(
     stream: TcpStream,
-    door: Door,
-    node: Rc<Node>,
+    kind: ListenerKind,
+    node: Rc<EngineContext>,
     mut killed: watch::Receiver<()>,
 ) {
     let Ok(local) = stream.local_addr() else {
         return;
     };
     let _ = stream.set_nodelay(true);
-    let wire = Rc::new(Wire::default());
+    let wire = Rc::new(ConnectionState::default());
     let service = service_fn(|request| {
         let (node, using) = (Rc::clone(&node), wire.begin());
         let caller = Caller {
@@ -83,9 +83,9 @@ async fn connection(
             connection: using.connection,
         };
         async move {
-            let answer = match door {
-                Door::Api => route(node, caller, request).await?,
-                Door::Bootstrap => meet(node, request).await,
+            let answer = match kind {
+                ListenerKind::Api => route(node, caller, request).await?,
+                ListenerKind::Bootstrap => meet(node, request).await,
             };
             Ok::<_, BrokenOff>(answer.map(|body| using.answer(body)))
         }
@@ -106,7 +106,7 @@ async fn connection(
 
 /// Serves the API; an error breaks the connection without an answer.
 async fn route(
-    node: Rc<Node>,
+    node: Rc<EngineContext>,
     caller: Caller,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BrokenOff> {
@@ -119,7 +119,7 @@ async fn route(
 }
 
 async fn dispatch(
-    node: Rc<Node>,
+    node: Rc<EngineContext>,
     caller: Caller,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, BrokenOff> {
@@ -136,7 +136,7 @@ async fn dispatch(
         return Ok(answer.unwrap_or_else(|refusal| refusal.response(node.config.dialect)));
     }
     Ok(match (request.method(), path) {
-        (&Method::GET, "/health") => node.health.tell().await,
+        (&Method::GET, "/health") => node.health.answer().await,
         (&Method::GET, "/v1/models") => body::json(StatusCode::OK, node.models().into()),
         (&Method::GET, "/metrics") if node.faults.hangs_metrics() => std::future::pending().await,
         (&Method::GET, "/metrics") => metrics(&node),
@@ -161,7 +161,7 @@ async fn dispatch(
     })
 }
 
-async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
+async fn only_vllm(node: &EngineContext, request: Request<Incoming>) -> Response<Body> {
     match (request.method(), request.uri().path()) {
         (&Method::POST, pull::PATH) if node.pulled_from() => match content(request).await {
             Some(content) => pull::answer(&node.engine_id, &node.kv, &content),
@@ -169,7 +169,7 @@ async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
         },
         (&Method::GET, "/version") => body::json(StatusCode::OK, tokens::version().into()),
         (_, "/version") => not_allowed("GET"),
-        (&Method::POST, path) => match tokens::Question::at(path) {
+        (&Method::POST, path) => match tokens::TokenQuery::at(path) {
             Some(question) => match content(request).await {
                 Some(content) => question.answer(node, &content),
                 None => bad_request(),
@@ -180,7 +180,7 @@ async fn only_vllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
     }
 }
 
-async fn only_trtllm(node: &Node, request: Request<Incoming>) -> Response<Body> {
+async fn only_trtllm(node: &EngineContext, request: Request<Incoming>) -> Response<Body> {
     match (request.method(), request.uri().path()) {
         (&Method::POST, bootstrap::PATH) if node.config.role == Role::Prefill => {
             match content(request).await {
@@ -193,9 +193,9 @@ async fn only_trtllm(node: &Node, request: Request<Incoming>) -> Response<Body> 
     }
 }
 
-async fn only_sglang(node: &Node, request: Request<Incoming>) -> Response<Body> {
+async fn only_sglang(node: &EngineContext, request: Request<Incoming>) -> Response<Body> {
     match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/health_generate") => node.health.tell().await,
+        (&Method::GET | &Method::HEAD, "/health_generate") => node.health.answer().await,
         (&Method::GET, "/get_server_info" | "/server_info") => {
             body::json(StatusCode::OK, node.server_info().into())
         }
@@ -217,7 +217,7 @@ async fn only_sglang(node: &Node, request: Request<Incoming>) -> Response<Body> 
 }
 
 /// Serves a prefill engine's bootstrap server.
-async fn meet(node: Rc<Node>, request: Request<Incoming>) -> Response<Body> {
+async fn meet(node: Rc<EngineContext>, request: Request<Incoming>) -> Response<Body> {
     match (request.method(), request.uri().path()) {
         (&Method::POST, bootstrap::PATH) => match content(request).await {
             Some(content) => bootstrap::answer(&node, &content).await,
@@ -239,7 +239,7 @@ async fn content(request: Request<Incoming>) -> Option<Bytes> {
     content.await.ok().map(|content| content.to_bytes())
 }
 
-fn metrics(node: &Node) -> Response<Body> {
+fn metrics(node: &EngineContext) -> Response<Body> {
     let kind = match node.config.dialect.is_vllm() {
         true => "text/plain; version=1.0.0; charset=utf-8",
         false => "text/plain; version=0.0.4; charset=utf-8",

@@ -10,7 +10,7 @@ use super::refusal::Refusal;
 
 /// Counts since the engine started; `running` and `waiting` are current.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Counts {
+pub struct EngineCounters {
     /// Generation requests whose headers arrived.
     pub requests: u64,
     /// Requests that compute or generate now.
@@ -64,10 +64,10 @@ pub struct Counts {
     /// Decode: prompt tokens computed beyond those that the hand-off protocol leaves to decode.
     pub recomputed: u64,
     /// Valid requests by leg, according to their hand-off part.
-    pub requests_by_leg: Legs,
+    pub requests_by_leg: RequestsByLeg,
 }
 
-impl Counts {
+impl EngineCounters {
     /// Requests refused because of their hand-off.
     pub fn refused_handoffs(&self) -> u64 {
         self.refused_missing_handoff
@@ -87,7 +87,7 @@ impl Counts {
 
 /// Requests by leg.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Legs {
+pub struct RequestsByLeg {
     /// Requests whose KV is to be handed off.
     pub prefill: u64,
     /// Requests with a hand-off.
@@ -98,11 +98,11 @@ pub struct Legs {
 
 /// The counts of one engine.
 #[derive(Default)]
-pub struct Tally(RefCell<Counts>);
+pub struct Tally(RefCell<EngineCounters>);
 
 impl Tally {
     /// The current counts.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> EngineCounters {
         self.0.borrow().clone()
     }
 
@@ -153,7 +153,7 @@ impl Tally {
         self.edit().prompt_tokens_cached += prompt_tokens;
     }
 
-    fn edit(&self) -> RefMut<'_, Counts> {
+    fn edit(&self) -> RefMut<'_, EngineCounters> {
         self.0.borrow_mut()
     }
 }

@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::body::{self, Body};
-use super::node::Node;
+use super::node::EngineContext;
 use super::refusal::Refusal;
 use super::request::{Endpoint, PromptIds};
 
@@ -24,7 +24,7 @@ pub fn version() -> String {
 
 /// A query about a prompt.
 #[derive(Clone, Copy, Debug)]
-pub enum Question {
+pub enum TokenQuery {
     /// The ids alone.
     Tokenize,
     /// The chat request as the engine would run it, with ids instead of messages.
@@ -32,7 +32,7 @@ pub enum Question {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct PromptForm {
     messages: Option<IgnoredAny>,
 }
 
@@ -52,7 +52,7 @@ struct Rendered<'a> {
     model: &'a str,
 }
 
-impl Question {
+impl TokenQuery {
     /// The query at `path`, if it is one.
     pub fn at(path: &str) -> Option<Self> {
         match path {
@@ -63,7 +63,7 @@ impl Question {
     }
 
     /// Answers the query.
-    pub fn answer(self, node: &Node, content: &[u8]) -> Response<Body> {
+    pub fn answer(self, node: &EngineContext, content: &[u8]) -> Response<Body> {
         match self.ids(content) {
             Ok(ids) => body::json(StatusCode::OK, self.write(node, &ids)),
             Err(refusal) => refusal.response(node.config.dialect),
@@ -75,7 +75,7 @@ impl Question {
         let endpoint = match self {
             Self::Render => Endpoint::Chat,
             Self::Tokenize => match serde_json::from_slice(content) {
-                Ok(Asked { messages: Some(_) }) => Endpoint::Chat,
+                Ok(PromptForm { messages: Some(_) }) => Endpoint::Chat,
                 // Errors in the request are reported when it is parsed.
                 _ => Endpoint::Completions,
             },
@@ -85,7 +85,7 @@ impl Question {
         Ok(first.into_iter().map(|id| id % VOCABULARY).collect())
     }
 
-    fn write(self, node: &Node, ids: &[u32]) -> Bytes {
+    fn write(self, node: &EngineContext, ids: &[u32]) -> Bytes {
         let written = match self {
             Self::Tokenize => serde_json::to_vec(&Tokenized {
                 count: ids.len(),

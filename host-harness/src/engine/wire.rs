@@ -14,7 +14,7 @@ use super::fault::Faults;
 
 /// Kind of connection that carried a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connection {
+pub enum ConnectionKind {
     /// Made for the request.
     Fresh,
     /// Kept alive after an earlier request.
@@ -27,12 +27,12 @@ pub struct Caller {
     /// The address at which the request reached the engine.
     pub local: SocketAddr,
     /// Kind of connection.
-    pub connection: Connection,
+    pub connection: ConnectionKind,
 }
 
 /// One connection.
 #[derive(Default)]
-pub struct Wire {
+pub struct ConnectionState {
     requests: Cell<u64>,
     /// Requests whose answers are not completely sent.
     open: Cell<u64>,
@@ -40,18 +40,18 @@ pub struct Wire {
     freed: Notify,
 }
 
-impl Wire {
+impl ConnectionState {
     /// Records the arrival of a request.
-    pub fn begin(self: &Rc<Self>) -> Use {
+    pub fn begin(self: &Rc<Self>) -> ConnectionUse {
         let connection = match self.requests.get() {
-            0 => Connection::Fresh,
-            _ => Connection::Kept,
+            0 => ConnectionKind::Fresh,
+            _ => ConnectionKind::Kept,
         };
         self.requests.set(self.requests.get() + 1);
         self.open.set(self.open.get() + 1);
-        Use {
+        ConnectionUse {
             connection,
-            wire: Rc::clone(self),
+            state: Rc::clone(self),
         }
     }
 
@@ -72,34 +72,34 @@ impl Wire {
 }
 
 /// A request on a connection, until its answer is sent or abandoned.
-pub struct Use {
+pub struct ConnectionUse {
     /// Kind of connection.
-    pub connection: Connection,
-    wire: Rc<Wire>,
+    pub connection: ConnectionKind,
+    state: Rc<ConnectionState>,
 }
 
-impl Use {
+impl ConnectionUse {
     /// The body of the request's answer.
-    pub fn answer<B>(self, body: B) -> Answer<B> {
-        Answer { body, _use: self }
+    pub fn answer<B>(self, body: B) -> TrackedBody<B> {
+        TrackedBody { body, _use: self }
     }
 }
 
-impl Drop for Use {
+impl Drop for ConnectionUse {
     fn drop(&mut self) {
-        self.wire.open.set(self.wire.open.get().saturating_sub(1));
-        self.wire.idle_since.set(Some(Instant::now()));
-        self.wire.freed.notify_one();
+        self.state.open.set(self.state.open.get().saturating_sub(1));
+        self.state.idle_since.set(Some(Instant::now()));
+        self.state.freed.notify_one();
     }
 }
 
 /// A body that keeps its connection in use while being sent.
-pub struct Answer<B> {
+pub struct TrackedBody<B> {
     body: B,
-    _use: Use,
+    _use: ConnectionUse,
 }
 
-impl<B: Body + Unpin> Body for Answer<B> {
+impl<B: Body + Unpin> Body for TrackedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 

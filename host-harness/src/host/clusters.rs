@@ -20,7 +20,7 @@ pub const NAME_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Source of a cluster's hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ClusterKind {
     /// A fixed list. A request goes to the host that it names, or nowhere.
     Static(Vec<SocketAddr>),
     /// A file, read again when it changes; requests as for static.
@@ -35,7 +35,7 @@ pub enum Kind {
 
 /// A source's entry for one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedHost {
     /// Address.
     pub address: SocketAddr,
     /// The host's `eds_health_status` in `/clusters`.
@@ -44,7 +44,7 @@ pub struct Listed {
     pub hostname: Option<String>,
 }
 
-impl Listed {
+impl ListedHost {
     /// An entry without a health report.
     pub fn healthy(address: SocketAddr) -> Self {
         Self {
@@ -60,14 +60,14 @@ pub const HEALTHY: &str = "HEALTHY";
 
 /// One host of one cluster. Its counts live as long as it is in the cluster.
 #[derive(Debug)]
-pub struct Member {
+pub struct ClusterHost {
     /// Its entry.
-    pub listed: Listed,
+    pub listed: ListedHost,
     /// Outcomes of the requests to the host.
-    pub counts: Arc<Counts>,
+    pub counts: Arc<HostCounts>,
 }
 
-impl Member {
+impl ClusterHost {
     /// Address of the host.
     pub fn address(&self) -> SocketAddr {
         self.listed.address
@@ -76,7 +76,7 @@ impl Member {
 
 /// Outcomes of requests, with Envoy's names and by its rules.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct HostCounts {
     connect_fail: AtomicU64,
     connections: AtomicU64,
     error: AtomicU64,
@@ -102,8 +102,8 @@ pub enum Event {
     TimedOut,
 }
 
-impl Counts {
-    /// Counts the event.
+impl HostCounts {
+    /// HostCounts the event.
     pub fn note(&self, event: Event) {
         let add = |count: &AtomicU64| {
             count.fetch_add(1, Ordering::Relaxed);
@@ -142,35 +142,35 @@ impl Counts {
 /// A cluster, shared by all threads.
 #[derive(Debug)]
 pub struct Cluster {
-    kind: Kind,
-    members: RwLock<BTreeMap<SocketAddr, Arc<Member>>>,
+    kind: ClusterKind,
+    members: RwLock<BTreeMap<SocketAddr, Arc<ClusterHost>>>,
 }
 
 impl Cluster {
-    fn new(kind: Kind, admin: SocketAddr) -> Self {
+    fn new(kind: ClusterKind, admin: SocketAddr) -> Self {
         let listed = match &kind {
-            Kind::Static(addresses) => addresses.clone(),
-            Kind::Admin => vec![admin],
-            Kind::Eds(_) | Kind::Dns(_) | Kind::OriginalDst => Vec::new(),
+            ClusterKind::Static(addresses) => addresses.clone(),
+            ClusterKind::Admin => vec![admin],
+            ClusterKind::Eds(_) | ClusterKind::Dns(_) | ClusterKind::OriginalDst => Vec::new(),
         };
         let cluster = Self {
             kind,
             members: RwLock::default(),
         };
-        cluster.set(listed.into_iter().map(Listed::healthy));
+        cluster.set(listed.into_iter().map(ListedHost::healthy));
         cluster
     }
 
     /// Hosts to which a request with this list of destinations may be sent, in order.
-    pub fn chosen(&self, destinations: &str) -> Vec<Arc<Member>> {
+    pub fn chosen(&self, destinations: &str) -> Vec<Arc<ClusterHost>> {
         match self.kind {
-            Kind::Admin => self.read().values().cloned().collect(),
+            ClusterKind::Admin => self.read().values().cloned().collect(),
             // As in Envoy, a list of several matches no host there.
-            Kind::OriginalDst => {
+            ClusterKind::OriginalDst => {
                 let one = destinations.trim().parse().ok();
                 one.map(|address| self.met(address)).into_iter().collect()
             }
-            Kind::Static(_) | Kind::Eds(_) | Kind::Dns(_) => {
+            ClusterKind::Static(_) | ClusterKind::Eds(_) | ClusterKind::Dns(_) => {
                 let members = self.read();
                 let named = destinations.split(',');
                 let named = named.filter_map(|one| members.get(&one.trim().parse().ok()?));
@@ -180,14 +180,14 @@ impl Cluster {
     }
 
     /// A host that is in the cluster because a request names it.
-    fn met(&self, address: SocketAddr) -> Arc<Member> {
+    fn met(&self, address: SocketAddr) -> Arc<ClusterHost> {
         if let Some(known) = self.read().get(&address) {
             return Arc::clone(known);
         }
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let member = members.entry(address).or_insert_with(|| {
-            Arc::new(Member {
-                listed: Listed::healthy(address),
+            Arc::new(ClusterHost {
+                listed: ListedHost::healthy(address),
                 counts: Arc::default(),
             })
         });
@@ -195,18 +195,18 @@ impl Cluster {
     }
 
     /// Replaces the hosts; those that stay keep their counts.
-    fn set(&self, listed: impl IntoIterator<Item = Listed>) {
+    fn set(&self, listed: impl IntoIterator<Item = ListedHost>) {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::take(&mut *members);
         for listed in listed {
             let known = before.get(&listed.address);
             let counts = known.map(|known| Arc::clone(&known.counts));
             let counts = counts.unwrap_or_default();
-            members.insert(listed.address, Arc::new(Member { listed, counts }));
+            members.insert(listed.address, Arc::new(ClusterHost { listed, counts }));
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<SocketAddr, Arc<Member>>> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<SocketAddr, Arc<ClusterHost>>> {
         self.members.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -217,8 +217,8 @@ impl Cluster {
     }
 }
 
-fn host(member: &Member) -> Value {
-    let Listed {
+fn host(member: &ClusterHost) -> Value {
+    let ListedHost {
         address,
         health,
         hostname,
@@ -253,7 +253,7 @@ pub enum SourceError {
 
 impl Clusters {
     /// Clusters of these kinds; those from a file or a name have no hosts yet. The proxy's own page is at `admin`.
-    pub fn new(kinds: BTreeMap<String, Kind>, admin: SocketAddr) -> Self {
+    pub fn new(kinds: BTreeMap<String, ClusterKind>, admin: SocketAddr) -> Self {
         let clusters = kinds.into_iter();
         let clusters = clusters.map(|(name, kind)| (name, Arc::new(Cluster::new(kind, admin))));
         Self(clusters.collect())
@@ -277,13 +277,13 @@ impl Clusters {
     pub async fn refresh(&self) {
         for (name, cluster) in &self.0 {
             match &cluster.kind {
-                Kind::Eds(path) => look(name, cluster, &mut EdsFile::new(path.clone())),
-                Kind::Dns(wanted) => {
+                ClusterKind::Eds(path) => look(name, cluster, &mut EdsFile::new(path.clone())),
+                ClusterKind::Dns(wanted) => {
                     if let Err(error) = resolve(cluster, wanted).await {
-                        tell(name, &error.into());
+                        warn_unchanged(name, &error.into());
                     }
                 }
-                Kind::Static(_) | Kind::OriginalDst | Kind::Admin => {}
+                ClusterKind::Static(_) | ClusterKind::OriginalDst | ClusterKind::Admin => {}
             }
         }
     }
@@ -293,14 +293,14 @@ impl Clusters {
         for (name, cluster) in &self.0 {
             let (name, cluster) = (name.clone(), Arc::clone(cluster));
             match cluster.kind.clone() {
-                Kind::Eds(path) => drop(tokio::task::spawn_local(async move {
+                ClusterKind::Eds(path) => drop(tokio::task::spawn_local(async move {
                     let mut file = EdsFile::new(path);
                     loop {
                         look(&name, &cluster, &mut file);
                         tokio::time::sleep(FILE_INTERVAL).await;
                     }
                 })),
-                Kind::Dns(wanted) => drop(tokio::task::spawn_local(async move {
+                ClusterKind::Dns(wanted) => drop(tokio::task::spawn_local(async move {
                     loop {
                         tokio::time::sleep(NAME_INTERVAL).await;
                         // `refresh` warns of a failure at the start; a warning twice a second would be too many.
@@ -309,7 +309,7 @@ impl Clusters {
                         }
                     }
                 })),
-                Kind::Static(_) | Kind::OriginalDst | Kind::Admin => {}
+                ClusterKind::Static(_) | ClusterKind::OriginalDst | ClusterKind::Admin => {}
             }
         }
     }
@@ -340,25 +340,25 @@ fn look(name: &str, cluster: &Cluster, file: &mut EdsFile) {
     }
     match eds::hosts(&text, name) {
         Ok(listed) => cluster.set(listed),
-        Err(error) => tell(name, &error.into()),
+        Err(error) => warn_unchanged(name, &error.into()),
     }
     file.seen = text;
 }
 
 async fn resolve(cluster: &Cluster, wanted: &Name) -> Result<(), names::NameError> {
     let addresses = names::resolve(wanted).await?;
-    cluster.set(addresses.into_iter().map(|address| Listed {
+    cluster.set(addresses.into_iter().map(|address| ListedHost {
         hostname: Some(wanted.host.clone()),
-        ..Listed::healthy(address)
+        ..ListedHost::healthy(address)
     }));
     Ok(())
 }
 
-fn tell(name: &str, error: &SourceError) {
+fn warn_unchanged(name: &str, error: &SourceError) {
     tracing::warn!(cluster = name, %error, "the cluster stays as it is");
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ClusterKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Static(addresses) => {
@@ -389,19 +389,19 @@ mod tests {
     #[test]
     fn who_is_chosen_depends_on_the_kind() {
         let list = "127.0.0.1:2, 127.0.0.1:9,127.0.0.1:1";
-        let strict = Cluster::new(Kind::Static(vec![at(1), at(2)]), at(7));
+        let strict = Cluster::new(ClusterKind::Static(vec![at(1), at(2)]), at(7));
         assert_eq!(chosen(&strict, list), [at(2), at(1)]);
         assert_eq!(chosen(&strict, ""), []);
-        let any = Cluster::new(Kind::OriginalDst, at(7));
+        let any = Cluster::new(ClusterKind::OriginalDst, at(7));
         assert_eq!(chosen(&any, list), []);
         assert_eq!(chosen(&any, "127.0.0.1:9"), [at(9)]);
-        let own = Cluster::new(Kind::Admin, at(7));
+        let own = Cluster::new(ClusterKind::Admin, at(7));
         assert_eq!(chosen(&own, ""), [at(7)]);
     }
 
     #[test]
     fn a_host_that_stays_keeps_its_counts_and_one_that_comes_back_does_not() {
-        let cluster = Cluster::new(Kind::Static(vec![at(1), at(2)]), at(7));
+        let cluster = Cluster::new(ClusterKind::Static(vec![at(1), at(2)]), at(7));
         for member in cluster.chosen("127.0.0.1:1,127.0.0.1:2") {
             member.counts.note(Event::Answered(200));
         }
@@ -414,8 +414,8 @@ mod tests {
                 .collect()
         };
         assert_eq!(successes(&cluster), ["1", "1"]);
-        cluster.set([Listed::healthy(at(1))]);
-        cluster.set([at(1), at(2)].map(Listed::healthy));
+        cluster.set([ListedHost::healthy(at(1))]);
+        cluster.set([at(1), at(2)].map(ListedHost::healthy));
         assert_eq!(successes(&cluster), [json!("1"), Value::Null]);
     }
 
@@ -434,7 +434,7 @@ mod tests {
         let health = theirs["health_status"].as_object_mut().unwrap();
         health.remove("failed_outlier_check");
 
-        let cluster = Cluster::new(Kind::Static(vec![at(9104)]), at(7));
+        let cluster = Cluster::new(ClusterKind::Static(vec![at(9104)]), at(7));
         let member = cluster.chosen("127.0.0.1:9104").remove(0);
         for _ in 0..4 {
             member.counts.note(Event::Connecting);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::Deserialize;
 
-use super::clusters::{HEALTHY, Listed};
+use super::clusters::{HEALTHY, ListedHost};
 
 /// Why a file is no valid file of endpoints.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ impl Health {
 ///
 /// # Errors
 /// When the text is no such file, or has no entry for the cluster.
-pub fn hosts(text: &[u8], cluster: &str) -> Result<Vec<Listed>, EdsError> {
+pub fn hosts(text: &[u8], cluster: &str) -> Result<Vec<ListedHost>, EdsError> {
     let response: Response = serde_yaml_ng::from_slice(text)?;
     let mut assignments = response.resources.into_iter();
     let assignment = assignments.find(|assignment| assignment.cluster_name == cluster);
@@ -100,9 +100,9 @@ pub fn hosts(text: &[u8], cluster: &str) -> Result<Vec<Listed>, EdsError> {
             address,
             port_value,
         } = endpoint.endpoint.address.socket_address;
-        Listed {
+        ListedHost {
             health: endpoint.health_status.status(),
-            ..Listed::healthy(SocketAddr::new(address, port_value))
+            ..ListedHost::healthy(SocketAddr::new(address, port_value))
         }
     });
     Ok(listed.collect())
@@ -123,7 +123,7 @@ mod tests {
                 {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 3}}}, "health_status": "TIMEOUT"}
             ]}]}]}"#;
         let hosts = hosts(json.as_bytes(), "decode").unwrap();
-        let told: Vec<_> = hosts
+        let read: Vec<_> = hosts
             .iter()
             .map(|host| (host.address.to_string(), host.health))
             .collect();
@@ -132,7 +132,7 @@ mod tests {
             ("[::1]:2".to_owned(), "DRAINING"),
             ("127.0.0.1:3".to_owned(), "UNHEALTHY"),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(read, expected);
         let yaml = "resources:\n- cluster_name: decode\n  endpoints:\n  - lb_endpoints:\n    - endpoint: \
                     {address: {socket_address: {address: 127.0.0.1, port_value: 9}}}\n";
         let hosts = super::hosts(yaml.as_bytes(), "decode").unwrap();

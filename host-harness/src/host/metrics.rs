@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows.
     Counter,
     /// Goes up and down, or is set.
@@ -15,22 +15,22 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// The kind by its number in the ABI.
-    pub fn from_abi(number: u32) -> Option<Kind> {
+    pub fn from_abi(number: u32) -> Option<MetricKind> {
         match number {
-            0 => Some(Kind::Counter),
-            1 => Some(Kind::Gauge),
-            2 => Some(Kind::Histogram),
+            0 => Some(MetricKind::Counter),
+            1 => Some(MetricKind::Gauge),
+            2 => Some(MetricKind::Histogram),
             _ => None,
         }
     }
 
     fn prometheus(self) -> &'static str {
         match self {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         }
     }
 }
@@ -73,12 +73,12 @@ pub struct Metrics(Mutex<Registry>);
 
 #[derive(Default)]
 struct Registry {
-    ids: HashMap<(Kind, Vec<u8>), u32>,
+    ids: HashMap<(MetricKind, Vec<u8>), u32>,
     metrics: Vec<Metric>,
 }
 
 struct Metric {
-    kind: Kind,
+    kind: MetricKind,
     label_set: LabelSet,
     value: u64,
     histogram: Histogram,
@@ -93,7 +93,7 @@ struct Histogram {
 
 impl Metrics {
     /// The id of the metric with this name and kind, created if new.
-    pub fn define(&self, kind: Kind, name: &[u8]) -> u32 {
+    pub fn define(&self, kind: MetricKind, name: &[u8]) -> u32 {
         let mut registry = self.lock();
         let registry = &mut *registry;
         let next = u32::try_from(registry.metrics.len() + 1).unwrap_or(u32::MAX);
@@ -112,15 +112,15 @@ impl Metrics {
     /// Adds to a counter (more than zero only) or to a gauge.
     pub fn increment(&self, id: u32, offset: i64) -> Result<(), MetricError> {
         self.change(id, |metric| match metric.kind {
-            Kind::Counter if offset > 0 => {
+            MetricKind::Counter if offset > 0 => {
                 metric.value = metric.value.wrapping_add_signed(offset);
                 Ok(())
             }
-            Kind::Gauge => {
+            MetricKind::Gauge => {
                 metric.value = metric.value.wrapping_add_signed(offset);
                 Ok(())
             }
-            Kind::Counter | Kind::Histogram => Err(MetricError::BadArgument),
+            MetricKind::Counter | MetricKind::Histogram => Err(MetricError::BadArgument),
         })
     }
 
@@ -128,9 +128,9 @@ impl Metrics {
     pub fn record(&self, id: u32, value: u64) -> Result<(), MetricError> {
         self.change(id, |metric| {
             match metric.kind {
-                Kind::Counter => metric.value = metric.value.wrapping_add(value),
-                Kind::Gauge => metric.value = value,
-                Kind::Histogram => metric.histogram.record(value),
+                MetricKind::Counter => metric.value = metric.value.wrapping_add(value),
+                MetricKind::Gauge => metric.value = value,
+                MetricKind::Histogram => metric.histogram.record(value),
             }
             Ok(())
         })
@@ -139,8 +139,8 @@ impl Metrics {
     /// The value of a counter or gauge.
     pub fn get(&self, id: u32) -> Result<u64, MetricError> {
         self.change(id, |metric| match metric.kind {
-            Kind::Counter | Kind::Gauge => Ok(metric.value),
-            Kind::Histogram => Err(MetricError::BadArgument),
+            MetricKind::Counter | MetricKind::Gauge => Ok(metric.value),
+            MetricKind::Histogram => Err(MetricError::BadArgument),
         })
     }
 
@@ -182,14 +182,14 @@ impl Metric {
     fn write(&self, text: &mut String) {
         let LabelSet { name, labels } = &self.label_set;
         match self.kind {
-            Kind::Counter => {
+            MetricKind::Counter => {
                 let _ = writeln!(text, "{name}{{{labels}}} {}", self.value);
             }
-            Kind::Gauge => {
+            MetricKind::Gauge => {
                 // A decrement below zero wraps in Envoy's unsigned gauge; the signed form is readable.
                 let _ = writeln!(text, "{name}{{{labels}}} {}", self.value.cast_signed());
             }
-            Kind::Histogram => self.histogram.write(text, name, labels),
+            MetricKind::Histogram => self.histogram.write(text, name, labels),
         }
     }
 }
@@ -291,10 +291,10 @@ mod tests {
     #[test]
     fn text_groups_a_family_under_one_type() {
         let metrics = Metrics::default();
-        let one = metrics.define(Kind::Counter, b"refused_total_reason=.=no_decode;.;");
-        let two = metrics.define(Kind::Counter, b"refused_total_reason=.=full;.;");
-        let gauge = metrics.define(Kind::Gauge, b"pd.streams");
-        assert_eq!(metrics.define(Kind::Gauge, b"pd.streams"), gauge);
+        let one = metrics.define(MetricKind::Counter, b"refused_total_reason=.=no_decode;.;");
+        let two = metrics.define(MetricKind::Counter, b"refused_total_reason=.=full;.;");
+        let gauge = metrics.define(MetricKind::Gauge, b"pd.streams");
+        assert_eq!(metrics.define(MetricKind::Gauge, b"pd.streams"), gauge);
         metrics.increment(one, 2).expect("counter");
         metrics.increment(two, 1).expect("counter");
         metrics.increment(gauge, 3).expect("gauge");
@@ -310,8 +310,8 @@ mod tests {
     #[test]
     fn kinds_allow_what_envoy_allows() {
         let metrics = Metrics::default();
-        let counter = metrics.define(Kind::Counter, b"c");
-        let histogram = metrics.define(Kind::Histogram, b"h");
+        let counter = metrics.define(MetricKind::Counter, b"c");
+        let histogram = metrics.define(MetricKind::Histogram, b"h");
         assert_eq!(
             metrics.increment(counter, -1),
             Err(MetricError::BadArgument)

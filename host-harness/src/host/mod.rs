@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 
-use self::clusters::{Clusters, Kind};
+use self::clusters::{ClusterKind, Clusters};
 pub use self::upstream::DESTINATION;
 
 use self::metrics::Metrics;
@@ -43,7 +43,7 @@ use self::routes::Routes;
 use self::shared::Shared;
 use self::state::Process;
 use self::steps::{Counting, Steps};
-use self::vm::{Blueprint, StartError};
+use self::vm::{CompiledPlugin, StartError};
 use self::worker::{Acceptor, Thread};
 
 /// Time limit for a thread to end. Only a plugin that never returns takes longer.
@@ -63,7 +63,7 @@ pub struct HostConfig {
     /// The plugin's configuration document.
     pub plugin_config: Vec<u8>,
     /// Clusters by name, with the source of each one's hosts.
-    pub clusters: BTreeMap<String, Kind>,
+    pub clusters: BTreeMap<String, ClusterKind>,
     /// Routes of the requests.
     pub routes: Routes,
     /// Bytes of a body that may be buffered; a request body of this size gets 413.
@@ -131,8 +131,9 @@ impl Host {
         });
         process.clusters.refresh().await;
         let compiling = Arc::clone(&process);
-        let blueprint = tokio::task::spawn_blocking(move || Blueprint::compile(&wasm, compiling));
-        let blueprint = Arc::new(blueprint.await.map_err(|_| HostError::Thread)??);
+        let compiled =
+            tokio::task::spawn_blocking(move || CompiledPlugin::compile(&wasm, compiling));
+        let compiled = Arc::new(compiled.await.map_err(|_| HostError::Thread)??);
 
         let (shutdown, stopping) = watch::channel(false);
         let mut host = Host {
@@ -141,10 +142,10 @@ impl Host {
             shutdown,
             threads: Vec::new(),
         };
-        host.begin(Thread::main(&blueprint, &stopping)).await?;
+        host.begin(Thread::main(&compiled, &stopping)).await?;
         let mut workers = Vec::new();
         for number in 0..config.concurrency.max(1) {
-            let (worker, connections) = Thread::worker(number, &blueprint, &stopping);
+            let (worker, connections) = Thread::worker(number, &compiled, &stopping);
             workers.push(connections);
             host.begin(worker).await?;
         }

@@ -21,7 +21,7 @@ pub enum Counting {
 
 /// Steps of the events of one callback.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Taken {
+pub struct StepCounts {
     /// Number of events.
     events: u64,
     /// Steps of all events.
@@ -34,7 +34,7 @@ pub struct Taken {
 #[derive(Debug, Default)]
 pub struct Steps {
     counting: Counting,
-    taken: Mutex<BTreeMap<&'static str, Taken>>,
+    taken: Mutex<BTreeMap<&'static str, StepCounts>>,
 }
 
 impl Steps {
@@ -73,7 +73,7 @@ impl Steps {
     }
 
     /// Counts since the start, or since [`Steps::reset`].
-    pub fn taken(&self) -> BTreeMap<&'static str, Taken> {
+    pub fn taken(&self) -> BTreeMap<&'static str, StepCounts> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.clone()
     }

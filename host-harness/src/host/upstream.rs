@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::body::{Outgoing, ReplayBody};
-use super::clusters::{Cluster, Event, Member};
+use super::clusters::{Cluster, ClusterHost, Event};
 use super::maps::Headers;
 use super::state::LocalReply;
 
@@ -61,7 +61,7 @@ pub struct OutgoingRequest {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    hosts: Vec<Arc<Member>>,
+    hosts: Vec<Arc<ClusterHost>>,
     retries: Retries,
     /// Time limit of the complete request, if the plugin set one.
     pub timeout: Option<Duration>,
@@ -133,7 +133,7 @@ pub fn copy_headers(from: &Headers, to: &mut HeaderMap, skip: impl Fn(&[u8]) -> 
 }
 
 /// The cluster's members in the order of the destination header.
-fn destinations(headers: &Headers, cluster: &Cluster) -> Vec<Arc<Member>> {
+fn destinations(headers: &Headers, cluster: &Cluster) -> Vec<Arc<ClusterHost>> {
     let list = headers.get(DESTINATION).unwrap_or_default();
     cluster.chosen(std::str::from_utf8(list).unwrap_or_default())
 }
@@ -193,7 +193,7 @@ impl Retries {
 pub struct Attempts {
     /// Number of hosts tried.
     pub count: Cell<u64>,
-    last: RefCell<Option<Arc<Member>>>,
+    last: RefCell<Option<Arc<ClusterHost>>>,
 }
 
 impl Attempts {
@@ -202,7 +202,7 @@ impl Attempts {
         Some(self.last.borrow().as_ref()?.address())
     }
 
-    fn add(&self, host: &Arc<Member>) {
+    fn add(&self, host: &Arc<ClusterHost>) {
         self.count.set(self.count.get() + 1);
         *self.last.borrow_mut() = Some(Arc::clone(host));
     }
@@ -355,7 +355,7 @@ impl Upstreams {
 
     async fn attempt(
         self: &Rc<Self>,
-        member: &Member,
+        member: &ClusterHost,
         request: &OutgoingRequest,
         body: &Outgoing,
     ) -> Result<Response<Incoming>, Failure> {

@@ -49,19 +49,19 @@ pub enum Action {
 }
 
 /// The compiled module, shared by all threads.
-pub struct Blueprint {
+pub struct CompiledPlugin {
     module: InstancePre<HostState>,
     process: Arc<Process>,
 }
 
-impl Blueprint {
+impl CompiledPlugin {
     /// Compiles the module and links the host calls. Takes seconds of CPU for a large module.
-    pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<Blueprint, StartError> {
+    pub fn compile(wasm: &[u8], process: Arc<Process>) -> Result<CompiledPlugin, StartError> {
         let module = compiled(wasm, process.steps.counting()).map_err(StartError::Load)?;
         let mut linker = Linker::new(module.engine());
         abi::link(&mut linker, &module).map_err(StartError::Load)?;
         let module = linker.instantiate_pre(&module).map_err(StartError::Load)?;
-        Ok(Blueprint { module, process })
+        Ok(CompiledPlugin { module, process })
     }
 }
 
@@ -98,8 +98,8 @@ fn compiled(wasm: &[u8], counting: Counting) -> wasmtime::Result<Module> {
 /// One thread's VM. It stays when the guest inside is replaced.
 pub struct Vm {
     this: Weak<Vm>,
-    blueprint: Arc<Blueprint>,
-    seat: RefCell<Seat>,
+    compiled: Arc<CompiledPlugin>,
+    state: RefCell<VmState>,
     last_context: Cell<ContextId>,
     generation: Cell<u64>,
     wake: UnboundedSender<QueueReady>,
@@ -107,7 +107,7 @@ pub struct Vm {
     upstreams: Rc<Upstreams>,
 }
 
-enum Seat {
+enum VmState {
     Up(Box<Incarnation>),
     Down { since: Instant },
 }
@@ -146,11 +146,11 @@ struct Exports {
 
 impl Vm {
     /// A thread's VM without a guest yet.
-    pub fn new(blueprint: Arc<Blueprint>, wake: UnboundedSender<QueueReady>) -> Rc<Vm> {
+    pub fn new(compiled: Arc<CompiledPlugin>, wake: UnboundedSender<QueueReady>) -> Rc<Vm> {
         Rc::new_cyclic(|this| Vm {
             this: this.clone(),
-            blueprint,
-            seat: RefCell::new(Seat::Down {
+            compiled,
+            state: RefCell::new(VmState::Down {
                 since: Instant::now(),
             }),
             last_context: Cell::new(0),
@@ -173,7 +173,7 @@ impl Vm {
 
     /// State shared by all threads.
     pub fn process(&self) -> &Arc<Process> {
-        &self.blueprint.process
+        &self.compiled.process
     }
 
     /// Builds a new guest and configures it.
@@ -184,10 +184,10 @@ impl Vm {
             generation: self.generation.get(),
             wake: self.wake.clone(),
         };
-        let process = Arc::clone(&self.blueprint.process);
+        let process = Arc::clone(&self.compiled.process);
         let config_size = u32::try_from(process.plugin_config.len()).unwrap_or(u32::MAX);
         let state = HostState::new(process, owner, root);
-        let mut incarnation = Incarnation::load(&self.blueprint, state)?;
+        let mut incarnation = Incarnation::load(&self.compiled, state)?;
         let accepted = incarnation
             .configure(root, config_size)
             .map_err(StartError::Trap)?;
@@ -195,16 +195,16 @@ impl Vm {
             return Err(StartError::Refused);
         }
         let effects = std::mem::take(&mut incarnation.store.data_mut().effects);
-        *self.seat.borrow_mut() = Seat::Up(Box::new(incarnation));
+        *self.state.borrow_mut() = VmState::Up(Box::new(incarnation));
         self.perform(effects);
         Ok(())
     }
 
     /// Ensures that there is a guest; after a trap, builds a new one once the back-off is over.
     pub fn ensure_up(&self) -> Result<(), VmDown> {
-        let since = match &*self.seat.borrow() {
-            Seat::Up(_) => return Ok(()),
-            Seat::Down { since } => *since,
+        let since = match &*self.state.borrow() {
+            VmState::Up(_) => return Ok(()),
+            VmState::Down { since } => *since,
         };
         if since.elapsed() < RELOAD_BACKOFF {
             return Err(VmDown);
@@ -216,7 +216,7 @@ impl Vm {
             }
             Err(error) => {
                 tracing::error!(%error, "the plugin could not be loaded again");
-                *self.seat.borrow_mut() = Seat::Down {
+                *self.state.borrow_mut() = VmState::Down {
                     since: Instant::now(),
                 };
                 Err(VmDown)
@@ -227,13 +227,13 @@ impl Vm {
     /// Creates a stream context.
     pub fn open_stream(&self, stream: StreamState) -> Result<ContextId, VmDown> {
         let context = self.next_context();
-        let root = match &mut *self.seat.borrow_mut() {
-            Seat::Up(up) => {
+        let root = match &mut *self.state.borrow_mut() {
+            VmState::Up(up) => {
                 let state = up.store.data_mut();
                 state.streams.insert(context, stream);
                 state.root
             }
-            Seat::Down { .. } => return Err(VmDown),
+            VmState::Down { .. } => return Err(VmDown),
         };
         self.call(context, |up| {
             up.run(|exports| &exports.context_create, (context, root))
@@ -258,9 +258,9 @@ impl Vm {
         context: ContextId,
         act: impl FnOnce(&mut StreamState) -> T,
     ) -> Option<T> {
-        match &mut *self.seat.borrow_mut() {
-            Seat::Up(up) => up.store.data_mut().streams.get_mut(&context).map(act),
-            Seat::Down { .. } => None,
+        match &mut *self.state.borrow_mut() {
+            VmState::Up(up) => up.store.data_mut().streams.get_mut(&context).map(act),
+            VmState::Down { .. } => None,
         }
     }
 
@@ -357,7 +357,7 @@ impl Vm {
 
     fn delete(&self, context: ContextId) -> Result<(), VmDown> {
         self.call(context, |up| up.run(|exports| &exports.delete, context))?;
-        if let Seat::Up(up) = &mut *self.seat.borrow_mut() {
+        if let VmState::Up(up) = &mut *self.state.borrow_mut() {
             up.store.data_mut().streams.remove(&context);
         }
         Ok(())
@@ -381,8 +381,8 @@ impl Vm {
         run: impl FnOnce(&mut Incarnation) -> wasmtime::Result<T>,
     ) -> Result<T, VmDown> {
         let (outcome, effects) = {
-            let mut seat = self.seat.borrow_mut();
-            let Seat::Up(up) = &mut *seat else {
+            let mut state = self.state.borrow_mut();
+            let VmState::Up(up) = &mut *state else {
                 return Err(VmDown);
             };
             if !up.store.data().knows(context) {
@@ -407,10 +407,10 @@ impl Vm {
     /// Handles a trap: notifies the guest's streams, ends its calls and ticks.
     fn fall(&self, context: ContextId, error: &wasmtime::Error) {
         tracing::error!(context, "the plugin trapped: {error:#}");
-        let down = Seat::Down {
+        let down = VmState::Down {
             since: Instant::now(),
         };
-        let Seat::Up(mut up) = self.seat.replace(down) else {
+        let VmState::Up(mut up) = self.state.replace(down) else {
             return;
         };
         self.ticker.set(0);
@@ -428,7 +428,7 @@ impl Vm {
                 }
                 Effect::Call(prepared) => {
                     let calling = call::run(self.this.clone(), prepared);
-                    if let Seat::Up(up) = &mut *self.seat.borrow_mut() {
+                    if let VmState::Up(up) = &mut *self.state.borrow_mut() {
                         while up.calls.try_join_next().is_some() {}
                         up.calls.spawn_local(calling);
                     }
@@ -454,9 +454,9 @@ impl Vm {
     }
 
     fn root(&self) -> Result<ContextId, VmDown> {
-        match &*self.seat.borrow() {
-            Seat::Up(up) => Ok(up.store.data().root),
-            Seat::Down { .. } => Err(VmDown),
+        match &*self.state.borrow() {
+            VmState::Up(up) => Ok(up.store.data().root),
+            VmState::Down { .. } => Err(VmDown),
         }
     }
 
@@ -472,13 +472,13 @@ fn clamp(size: usize) -> u32 {
 }
 
 impl Incarnation {
-    fn load(blueprint: &Blueprint, state: HostState) -> Result<Incarnation, StartError> {
-        let mut store = Store::new(blueprint.module.module().engine(), state);
+    fn load(compiled: &CompiledPlugin, state: HostState) -> Result<Incarnation, StartError> {
+        let mut store = Store::new(compiled.module.module().engine(), state);
         store.limiter(|state| &mut state.limits);
-        let steps = &blueprint.process.steps;
+        let steps = &compiled.process.steps;
         let instance = steps
             .count("instantiate", &mut store, |store| {
-                blueprint.module.instantiate(store)
+                compiled.module.instantiate(store)
             })
             .map_err(StartError::Load)?;
         let memory = instance.get_memory(&mut store, "memory");

@@ -20,24 +20,24 @@ use tokio::task::LocalSet;
 use super::admin;
 use super::body::{BodyError, ChannelBody};
 use super::state::Process;
-use super::stream::{self, Peer};
+use super::stream::{self, RequestOrigin};
 use super::ticker::Ticker;
-use super::vm::{Blueprint, StartError, Vm};
+use super::vm::{CompiledPlugin, StartError, Vm};
 
 /// A thread with a VM, not started yet.
 pub struct Thread {
     name: String,
-    blueprint: Arc<Blueprint>,
+    compiled: Arc<CompiledPlugin>,
     connections: Option<UnboundedReceiver<TcpStream>>,
     stopping: watch::Receiver<bool>,
 }
 
 impl Thread {
     /// The thread whose VM serves no request.
-    pub fn main(blueprint: &Arc<Blueprint>, stopping: &watch::Receiver<bool>) -> Thread {
+    pub fn main(compiled: &Arc<CompiledPlugin>, stopping: &watch::Receiver<bool>) -> Thread {
         Thread {
             name: "pd-main".to_owned(),
-            blueprint: Arc::clone(blueprint),
+            compiled: Arc::clone(compiled),
             connections: None,
             stopping: stopping.clone(),
         }
@@ -46,13 +46,13 @@ impl Thread {
     /// A thread that serves the connections sent to it.
     pub fn worker(
         number: usize,
-        blueprint: &Arc<Blueprint>,
+        compiled: &Arc<CompiledPlugin>,
         stopping: &watch::Receiver<bool>,
     ) -> (Thread, UnboundedSender<TcpStream>) {
         let (sender, connections) = unbounded_channel();
         let thread = Thread {
             name: format!("pd-worker-{number}"),
-            blueprint: Arc::clone(blueprint),
+            compiled: Arc::clone(compiled),
             connections: Some(connections),
             stopping: stopping.clone(),
         };
@@ -70,7 +70,7 @@ impl Thread {
 
     async fn run(self, report: oneshot::Sender<Result<(), StartError>>) {
         let (wake, mut ready) = unbounded_channel();
-        let vm = Vm::new(self.blueprint, wake);
+        let vm = Vm::new(self.compiled, wake);
         let started = vm.start();
         let failed = started.is_err();
         if report.send(started).is_err() || failed {
@@ -178,12 +178,12 @@ async fn serve_connection(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let connection = tokio::net::TcpStream::from_std(connection)?;
     connection.set_nodelay(true)?;
-    let peer = Peer {
+    let origin = RequestOrigin {
         source: connection.peer_addr()?,
         local: connection.local_addr()?,
         connection: vm.process().connections.fetch_add(1, Ordering::Relaxed) + 1,
     };
-    let service = service_fn(move |request| answer(Rc::clone(&vm), peer, request));
+    let service = service_fn(move |request| answer(Rc::clone(&vm), origin, request));
     let server = auto::Builder::new(LocalExecutor);
     server
         .serve_connection(TokioIo::new(connection), service)
@@ -194,11 +194,11 @@ async fn serve_connection(
 /// case.
 async fn answer(
     vm: Rc<Vm>,
-    peer: Peer,
+    origin: RequestOrigin,
     request: Request<Incoming>,
 ) -> Result<Response<ChannelBody>, BodyError> {
     let (head, answered) = oneshot::channel();
-    tokio::task::spawn_local(stream::serve(vm, peer, request, head));
+    tokio::task::spawn_local(stream::serve(vm, origin, request, head));
     answered.await.map_err(|_| BodyError::Reset)
 }
 

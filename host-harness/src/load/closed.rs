@@ -6,15 +6,15 @@ use std::rc::Rc;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
-use super::ask::Author;
-use super::line::{Expected, Line};
+use super::connection::{AnswerForm, LoadConnection};
 use super::measured::{Sample, Window};
 use super::open::AFTER_FAILURE;
-use super::{PATIENCE, Plan};
+use super::request_spec::BodyWriter;
+use super::{LoadPlan, PATIENCE};
 
 /// Bodies still to be sent.
 struct Bodies {
-    author: Author,
+    writer: BodyWriter,
     /// Number of bodies, independent of time; `None`: as many as there is time for.
     left: Option<u64>,
 }
@@ -26,29 +26,29 @@ impl Bodies {
             Some(left) => *left -= 1,
             None => {}
         }
-        Some(self.author.next())
+        Some(self.writer.next())
     }
 }
 
 /// Sends until the window is over, or `most` requests are sent; returns the outcome of every request.
-pub async fn send(plan: &Plan, window: Window, most: Option<u64>) -> Vec<Sample> {
+pub async fn send(plan: &LoadPlan, window: Window, most: Option<u64>) -> Vec<Sample> {
     let bodies = Rc::new(RefCell::new(Bodies {
-        author: Author::new(&plan.asking),
+        writer: BodyWriter::new(&plan.spec),
         left: most,
     }));
-    let mut lines = tokio::task::JoinSet::new();
+    let mut connections = tokio::task::JoinSet::new();
     for _ in 0..plan.connections {
-        let line = Line::new(plan.to);
-        lines.spawn_local(one(line, Rc::clone(&bodies), plan.expected(), window));
+        let connection = LoadConnection::new(plan.to);
+        connections.spawn_local(one(connection, Rc::clone(&bodies), plan.expected(), window));
     }
-    let all = lines.join_all().await;
+    let all = connections.join_all().await;
     all.into_iter().flatten().collect()
 }
 
 async fn one(
-    mut line: Line,
+    mut connection: LoadConnection,
     bodies: Rc<RefCell<Bodies>>,
-    expected: Expected,
+    expected: AnswerForm,
     window: Window,
 ) -> Vec<Sample> {
     let mut samples = Vec::new();
@@ -60,7 +60,7 @@ async fn one(
         let Some(body) = bodies.borrow_mut().next() else {
             return samples;
         };
-        let answer = line.ask(body, expected);
+        let answer = connection.send(body, expected);
         let sample = Sample::of(answer, due, window.ends + PATIENCE).await;
         samples.push(sample);
         if !sample.is_good() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::line::{LineError, Reply};
+use super::connection::{LoadConnectionError, Reply};
 
 /// The measured window: answers that end in it count.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub struct Sample {
 impl Sample {
     /// The outcome of a request with this due time, whose answer is awaited until `limit` at most.
     pub async fn of(
-        answer: impl Future<Output = Result<Reply, LineError>>,
+        answer: impl Future<Output = Result<Reply, LoadConnectionError>>,
         due: Instant,
         limit: Instant,
     ) -> Self {

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use tokio::task::LocalSet;
 
-mod ask;
 mod closed;
-mod line;
+mod connection;
 mod measured;
 mod open;
 mod output;
+mod request_spec;
 
-pub use ask::{Asking, Prompts};
-use line::Expected;
+use connection::AnswerForm;
 use measured::Window;
 pub use measured::{Measured, Percentiles};
+pub use request_spec::{Prompts, RequestSpec};
 
 /// Arguments of `pd-harness load`.
 #[derive(Debug, clap::Args)]
@@ -94,7 +94,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A load.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct LoadPlan {
     /// Address of the server.
     pub to: SocketAddr,
     /// How requests are sent.
@@ -106,12 +106,12 @@ pub struct Plan {
     /// Length of the measurement.
     pub lasts: Duration,
     /// The requests.
-    pub asking: Asking,
+    pub spec: RequestSpec,
 }
 
 impl Args {
-    fn plan(&self) -> Plan {
-        Plan {
+    fn plan(&self) -> LoadPlan {
+        LoadPlan {
             to: self.to,
             pacing: match self.rate {
                 Some(rate) => Pacing::Open { rate },
@@ -120,7 +120,7 @@ impl Args {
             connections: self.connections.into(),
             warm_up: Duration::from_secs_f64(self.warm_up),
             lasts: Duration::from_secs_f64(self.seconds),
-            asking: Asking {
+            spec: RequestSpec {
                 model: self.model.clone(),
                 body_bytes: self.body_bytes,
                 streamed: self.stream,
@@ -137,19 +137,19 @@ impl Args {
     }
 }
 
-impl Plan {
+impl LoadPlan {
     /// Expected form of the answers.
-    fn expected(&self) -> Expected {
-        match self.asking.streamed {
-            true => Expected::Stream,
-            false => Expected::Whole,
+    fn expected(&self) -> AnswerForm {
+        match self.spec.streamed {
+            true => AnswerForm::Stream,
+            false => AnswerForm::Unstreamed,
         }
     }
 }
 
 /// Runs the load; returns the results, and the values of `sample` at the start and the end of the measurement. To be called in a
 /// `LocalSet`.
-pub async fn drive<S>(plan: &Plan, mut sample: impl FnMut() -> S) -> (Measured, [S; 2]) {
+pub async fn drive<S>(plan: &LoadPlan, mut sample: impl FnMut() -> S) -> (Measured, [S; 2]) {
     let begins = tokio::time::Instant::now() + plan.warm_up;
     let window = Window {
         begins,
@@ -181,7 +181,7 @@ pub struct Sent {
 }
 
 /// Sends `number` requests in a closed loop, for no longer than the plan lasts. To be called in a `LocalSet`.
-pub async fn send(plan: &Plan, number: u64) -> Sent {
+pub async fn send(plan: &LoadPlan, number: u64) -> Sent {
     let begins = tokio::time::Instant::now();
     let window = Window {
         begins,

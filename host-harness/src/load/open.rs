@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::ask::Author;
-use super::line::{Expected, Line};
+use super::connection::{AnswerForm, LoadConnection};
 use super::measured::{Sample, Window};
-use super::{PATIENCE, Plan};
+use super::request_spec::BodyWriter;
+use super::{LoadPlan, PATIENCE};
 
 /// Pause of a connection after a failure, to avoid a tight loop on a dead gateway.
 pub const AFTER_FAILURE: Duration = Duration::from_millis(10);
@@ -21,7 +21,7 @@ struct Schedule {
     first: Instant,
     rate: f64,
     ends: Instant,
-    author: RefCell<Author>,
+    writer: RefCell<BodyWriter>,
     number: RefCell<u64>,
 }
 
@@ -34,36 +34,40 @@ impl Schedule {
             return None;
         }
         *number += 1;
-        Some((due, self.author.borrow_mut().next()))
+        Some((due, self.writer.borrow_mut().next()))
     }
 }
 
 /// Sends due requests until the window is over; returns the outcome of every request.
-pub async fn send(plan: &Plan, rate: f64, window: Window) -> Vec<Sample> {
+pub async fn send(plan: &LoadPlan, rate: f64, window: Window) -> Vec<Sample> {
     let schedule = Rc::new(Schedule {
         first: Instant::now(),
         rate,
         ends: window.ends,
-        author: RefCell::new(Author::new(&plan.asking)),
+        writer: RefCell::new(BodyWriter::new(&plan.spec)),
         number: RefCell::new(0),
     });
-    let mut lines = JoinSet::new();
+    let mut connections = JoinSet::new();
     for _ in 0..plan.connections {
-        lines.spawn_local(one(
-            Line::new(plan.to),
+        connections.spawn_local(one(
+            LoadConnection::new(plan.to),
             Rc::clone(&schedule),
             plan.expected(),
         ));
     }
-    let all = lines.join_all().await;
+    let all = connections.join_all().await;
     all.into_iter().flatten().collect()
 }
 
-async fn one(mut line: Line, schedule: Rc<Schedule>, expected: Expected) -> Vec<Sample> {
+async fn one(
+    mut connection: LoadConnection,
+    schedule: Rc<Schedule>,
+    expected: AnswerForm,
+) -> Vec<Sample> {
     let mut samples = Vec::new();
     while let Some((due, body)) = schedule.take() {
         sleep_until(due).await;
-        let answer = line.ask(body, expected);
+        let answer = connection.send(body, expected);
         let sample = Sample::of(answer, due, schedule.ends + PATIENCE).await;
         samples.push(sample);
         if !sample.is_good() {

@@ -2,13 +2,13 @@
 
 use std::io::{Result, Write};
 
-use super::{Measured, Pacing, Plan};
+use super::{LoadPlan, Measured, Pacing};
 
 /// Prints the results of a load.
 ///
 /// # Errors
 /// When standard output has no reader.
-pub fn print(plan: &Plan, measured: &Measured, as_json: bool) -> Result<()> {
+pub fn print(plan: &LoadPlan, measured: &Measured, as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if as_json {
         return writeln!(out, "{}", serde_json::to_string(measured)?);
@@ -25,7 +25,7 @@ pub fn print(plan: &Plan, measured: &Measured, as_json: bool) -> Result<()> {
         ttft_ms: ttft,
         ..
     } = measured;
-    writeln!(out, "{how}, bodies of {} bytes", plan.asking.body_bytes)?;
+    writeln!(out, "{how}, bodies of {} bytes", plan.spec.body_bytes)?;
     writeln!(
         out,
         "{good} of {requests} requests answered well, {rps:.1} a second"

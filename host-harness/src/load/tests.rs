@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use tokio::task::LocalSet;
 
-use super::ask::Author;
 use super::measured::Sample;
+use super::request_spec::BodyWriter;
 use super::*;
-use crate::engine::{Engine, EngineConfig, Instantly, Role};
+use crate::engine::{Engine, EngineConfig, InstantSettings, Role};
 
-fn asking(streamed: bool) -> Asking {
-    Asking {
+fn spec(streamed: bool) -> RequestSpec {
+    RequestSpec {
         model: "sim".to_owned(),
         body_bytes: 1024,
         streamed,
@@ -17,20 +17,20 @@ fn asking(streamed: bool) -> Asking {
     }
 }
 
-fn plan(to: SocketAddr, pacing: Pacing, streamed: bool) -> Plan {
-    Plan {
+fn plan(to: SocketAddr, pacing: Pacing, streamed: bool) -> LoadPlan {
+    LoadPlan {
         to,
         pacing,
         connections: 4,
         warm_up: Duration::from_millis(50),
         lasts: Duration::from_millis(300),
-        asking: asking(streamed),
+        spec: spec(streamed),
     }
 }
 
 async fn instant(gap: Duration) -> Engine {
     let config = EngineConfig {
-        instantly: Some(Instantly { gap }),
+        instantly: Some(InstantSettings { gap }),
         ..EngineConfig::new(Role::Aggregated)
     };
     Engine::start(config).await.expect("an engine")
@@ -38,8 +38,8 @@ async fn instant(gap: Duration) -> Engine {
 
 #[test]
 fn bodies_have_the_size_asked_for_and_differ() {
-    let mut author = Author::new(&asking(true));
-    let (one, other) = (author.next(), author.next());
+    let mut writer = BodyWriter::new(&spec(true));
+    let (one, other) = (writer.next(), writer.next());
     assert_eq!((one.len(), other.len()), (1024, 1024));
     assert_ne!(one, other);
     let read: serde_json::Value = serde_json::from_slice(&one).expect("JSON");
@@ -48,14 +48,14 @@ fn bodies_have_the_size_asked_for_and_differ() {
     let prompt = read["messages"][0]["content"].as_str().expect("text");
     assert!(prompt.starts_with("0000000000000007"), "{prompt}");
 
-    let turns = Asking {
+    let turns = RequestSpec {
         prompts: Prompts::InTurn(2),
-        ..asking(false)
+        ..spec(false)
     };
-    let mut author = Author::new(&turns);
-    let first = author.next();
-    author.next();
-    assert_eq!(author.next(), first);
+    let mut writer = BodyWriter::new(&turns);
+    let first = writer.next();
+    writer.next();
+    assert_eq!(writer.next(), first);
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -125,7 +125,7 @@ async fn who_does_not_answer_well_is_no_success() {
 #[tokio::test(flavor = "current_thread")]
 async fn so_many_are_sent_and_no_more() {
     let engine = instant(Duration::ZERO).await;
-    let plan = Plan {
+    let plan = LoadPlan {
         lasts: Duration::from_secs(60),
         ..plan(engine.address, Pacing::Closed, false)
     };

@@ -2,14 +2,14 @@
 
 use std::str::FromStr;
 
-use super::chooser::Chooser;
 use super::engine::Parameters;
+use super::own_router::{OwnRouter, OwnRouterError};
 use super::peers::{LeastRequests, SglangThreshold};
-use super::routed::{Routed, RoutedError};
+use super::router_model::RouterModel;
 
 /// A contender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contender {
+pub enum ReplayContender {
     /// pd-router's own code, with the policy of that name for both roles.
     Own(&'static str),
     /// The threshold policy of SGLang's router.
@@ -19,19 +19,19 @@ pub enum Contender {
 }
 
 /// All contenders in the order of display. The policy `direct` is absent: it requires each request to name its workers.
-pub const ALL: [Contender; 9] = [
-    Contender::Own("kv"),
-    Contender::Own("round_robin"),
-    Contender::Own("random"),
-    Contender::Own("power_of_two"),
-    Contender::Own("least_loaded"),
-    Contender::Own("prefix_hash"),
-    Contender::Own("session"),
-    Contender::SglangThreshold,
-    Contender::LeastRequests,
+pub const ALL: [ReplayContender; 9] = [
+    ReplayContender::Own("kv"),
+    ReplayContender::Own("round_robin"),
+    ReplayContender::Own("random"),
+    ReplayContender::Own("power_of_two"),
+    ReplayContender::Own("least_loaded"),
+    ReplayContender::Own("prefix_hash"),
+    ReplayContender::Own("session"),
+    ReplayContender::SglangThreshold,
+    ReplayContender::LeastRequests,
 ];
 
-impl Contender {
+impl ReplayContender {
     /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -45,32 +45,32 @@ impl Contender {
     ///
     /// # Errors
     /// When the routing code refuses the parameters.
-    pub fn chooser(
+    pub fn router(
         self,
         parameters: &Parameters,
         seed: u64,
-    ) -> Result<Box<dyn Chooser>, RoutedError> {
-        let (shape, block_tokens) = (parameters.shape, parameters.block_tokens);
+    ) -> Result<Box<dyn RouterModel>, OwnRouterError> {
+        let (workers, block_tokens) = (parameters.workers, parameters.block_tokens);
         Ok(match self {
-            Self::Own(policy) => Box::new(Routed::new(policy, parameters, seed)?),
-            Self::SglangThreshold => Box::new(SglangThreshold::new(shape, block_tokens, seed)),
-            Self::LeastRequests => Box::new(LeastRequests::new(shape, seed)),
+            Self::Own(policy) => Box::new(OwnRouter::new(policy, parameters, seed)?),
+            Self::SglangThreshold => Box::new(SglangThreshold::new(workers, block_tokens, seed)),
+            Self::LeastRequests => Box::new(LeastRequests::new(workers, seed)),
         })
     }
 }
 
 /// The selected contenders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
+pub enum PolicyChoice {
     /// One of them.
-    One(Contender),
+    One(ReplayContender),
     /// All, to be compared.
     All,
 }
 
-impl Asked {
+impl PolicyChoice {
     /// The selected contenders.
-    pub fn contenders(&self) -> &[Contender] {
+    pub fn contenders(&self) -> &[ReplayContender] {
         match self {
             Self::One(contender) => std::slice::from_ref(contender),
             Self::All => &ALL,
@@ -84,10 +84,10 @@ impl Asked {
 pub struct NoContender;
 
 fn names() -> Vec<&'static str> {
-    ALL.map(Contender::name).to_vec()
+    ALL.map(ReplayContender::name).to_vec()
 }
 
-impl FromStr for Asked {
+impl FromStr for PolicyChoice {
     type Err = NoContender;
 
     fn from_str(text: &str) -> Result<Self, NoContender> {
@@ -106,11 +106,11 @@ mod tests {
     #[test]
     fn contenders_are_known_by_name() {
         for contender in ALL {
-            let asked: Asked = contender.name().parse().unwrap();
-            assert_eq!(asked.contenders(), [contender]);
+            let choice: PolicyChoice = contender.name().parse().unwrap();
+            assert_eq!(choice.contenders(), [contender]);
         }
-        assert_eq!("all".parse::<Asked>().unwrap().contenders(), ALL);
-        let error = "direct".parse::<Asked>().unwrap_err().to_string();
+        assert_eq!("all".parse::<PolicyChoice>().unwrap().contenders(), ALL);
+        let error = "direct".parse::<PolicyChoice>().unwrap_err().to_string();
         assert!(error.contains("kv, round_robin"), "{error}");
     }
 }

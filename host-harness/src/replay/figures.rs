@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::engine::{Outcome, Served};
+use super::engine::{ReplayOutcome, ServedRequest};
 
 /// A distribution in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -19,7 +19,7 @@ pub struct Spread {
 
 /// Result of one policy: of one run, or the mean of several.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Figures {
+pub struct PolicyFigures {
     /// Requests served.
     pub requests: f64,
     /// Requests that the router refused.
@@ -77,11 +77,11 @@ fn percentile(sorted: &[(f64, u64)], count: u64, percent: u64) -> f64 {
     0.0
 }
 
-impl Figures {
+impl PolicyFigures {
     /// Figures of one run with this many prefill workers.
-    pub fn of(outcome: &Outcome, prefill_workers: usize) -> Self {
+    pub fn of(outcome: &ReplayOutcome, prefill_workers: usize) -> Self {
         let served = &outcome.served;
-        let ms = |what: fn(&Served) -> std::time::Duration| {
+        let ms = |what: fn(&ServedRequest) -> std::time::Duration| {
             Spread::of(served.iter().map(|one| what(one).as_secs_f64() * 1000.0))
         };
         Self {
@@ -120,7 +120,7 @@ impl Figures {
 }
 
 /// Share of prompt tokens found in a cache; 0 without prompt tokens.
-pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a Served>) -> f64 {
+pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a ServedRequest>) -> f64 {
     let (mut cached, mut all) = (0, 0);
     for one in served {
         cached += one.cached_tokens;
@@ -130,7 +130,10 @@ pub fn hit_rate<'a>(served: impl IntoIterator<Item = &'a Served>) -> f64 {
 }
 
 /// Tokens computed by each prefill worker.
-pub fn work<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: usize) -> Vec<u64> {
+pub fn work<'a>(
+    served: impl IntoIterator<Item = &'a ServedRequest>,
+    prefill_workers: usize,
+) -> Vec<u64> {
     let mut work = vec![0; prefill_workers];
     for one in served {
         // A prompt computed by the decode worker is not a prefill worker's work.
@@ -142,7 +145,10 @@ pub fn work<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: u
 }
 
 /// Tokens computed by the busiest prefill worker, divided by the mean of all; 1 if no token is computed.
-pub fn imbalance<'a>(served: impl IntoIterator<Item = &'a Served>, prefill_workers: usize) -> f64 {
+pub fn imbalance<'a>(
+    served: impl IntoIterator<Item = &'a ServedRequest>,
+    prefill_workers: usize,
+) -> f64 {
     let work = work(served, prefill_workers);
     let most = work.iter().max().copied().unwrap_or_default();
     let all: u64 = work.iter().sum();
@@ -185,7 +191,7 @@ mod tests {
 
     #[test]
     fn rates_and_imbalance_follow_their_definitions() {
-        let one = |worker, prompt_tokens, cached_tokens| Served {
+        let one = |worker, prompt_tokens, cached_tokens| ServedRequest {
             arrival: Duration::ZERO,
             wait: Duration::from_secs(1),
             ttft: Duration::from_secs(2),
@@ -195,7 +201,7 @@ mod tests {
             cached_tokens,
             computed_tokens: prompt_tokens - cached_tokens,
         };
-        let outcome = Outcome {
+        let outcome = ReplayOutcome {
             served: vec![
                 one(0, 1000, 0),
                 one(1, 2000, 1000),
@@ -203,9 +209,9 @@ mod tests {
                 one(9, 500, 0),
             ],
             decided_in: Duration::from_millis(2),
-            ..Outcome::default()
+            ..ReplayOutcome::default()
         };
-        let figures = Figures::of(&outcome, 2);
+        let figures = PolicyFigures::of(&outcome, 2);
         assert_eq!(figures.prefix_hit_rate, 1000.0 / 4500.0);
         assert_eq!(figures.imbalance, 2000.0 / 1500.0);
         assert_eq!(
@@ -213,9 +219,9 @@ mod tests {
             (1000.0, 2000.0)
         );
         assert_eq!(figures.decisions_per_second, 2000.0);
-        let idle = Figures::of(&Outcome::default(), 2);
+        let idle = PolicyFigures::of(&ReplayOutcome::default(), 2);
         assert_eq!((idle.prefix_hit_rate, idle.imbalance), (0.0, 1.0));
-        let mean = Figures::mean(&[figures, idle]);
+        let mean = PolicyFigures::mean(&[figures, idle]);
         assert_eq!((mean.requests, mean.ttft_ms.mean), (2.0, 1000.0));
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::chooser::{Chooser, Held, Status};
-use super::contender::Contender;
+use super::contender::ReplayContender;
 use super::engine::{Parameters, START};
-use super::routed::RoutedError;
+use super::own_router::OwnRouterError;
+use super::router_model::{EngineMetrics, Reservation, RouterModel};
 use super::trace::Request;
 
 /// Distance of the gateways' seeds, so that no gateway repeats the random numbers of another, nor those of the balancer.
@@ -16,11 +16,11 @@ const BETWEEN_SEEDS: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Gateways, each with its own router, and the load balancer in front of them.
 pub struct Gateways {
-    each: Vec<Box<dyn Chooser>>,
+    each: Vec<Box<dyn RouterModel>>,
     balancer: StdRng,
     interval: Option<Duration>,
     /// Number of reports delivered so far.
-    heard: u32,
+    reports: u32,
 }
 
 impl Gateways {
@@ -29,19 +29,19 @@ impl Gateways {
     /// # Errors
     /// When the routing code refuses the parameters.
     pub fn new(
-        contender: Contender,
+        contender: ReplayContender,
         count: u16,
         parameters: &Parameters,
         seed: u64,
-    ) -> Result<Self, RoutedError> {
+    ) -> Result<Self, OwnRouterError> {
         let seed_of = |number: u64| seed.wrapping_add(number.wrapping_mul(BETWEEN_SEEDS));
         let each = (0..u64::from(count.max(1)))
-            .map(|number| contender.chooser(parameters, seed_of(number)));
+            .map(|number| contender.router(parameters, seed_of(number)));
         Ok(Self {
             each: each.collect::<Result<_, _>>()?,
             balancer: StdRng::seed_from_u64(seed_of(u64::MAX)),
             interval: parameters.metrics_interval,
-            heard: 0,
+            reports: 0,
         })
     }
 
@@ -50,44 +50,48 @@ impl Gateways {
     }
 }
 
-impl Chooser for Gateways {
-    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
+impl RouterModel for Gateways {
+    fn reserve(
+        &mut self,
+        request: &Request,
+        now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
         let gateway = self.balancer.random_range(0..self.each.len());
         self.each[gateway].reserve(request, now)
     }
 
     /// Each gateway once per interval, staggered at equal steps, like gateways that started at different times.
-    fn listens(&self) -> Option<Duration> {
+    fn next_report(&self) -> Option<Duration> {
         let step = self.interval? / self.count();
-        Some(START + step * (self.heard + 1))
+        Some(START + step * (self.reports + 1))
     }
 
-    fn hear(&mut self, engines: &[Status], now: Duration) {
-        let gateway = (self.heard % self.count()) as usize;
-        self.heard += 1;
-        self.each[gateway].hear(engines, now);
+    fn on_engine_metrics(&mut self, engines: &[EngineMetrics], now: Duration) {
+        let gateway = (self.reports % self.count()) as usize;
+        self.reports += 1;
+        self.each[gateway].on_engine_metrics(engines, now);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::chooser::{Place, Shape};
     use crate::replay::engine::Model;
+    use crate::replay::router_model::{WorkerCounts, WorkerPair};
     use routing::prefix::Blocks;
     use std::cell::RefCell;
     use std::rc::Rc;
 
     /// Calls by gateway.
-    type Told = Rc<RefCell<Vec<(u16, Option<Duration>)>>>;
+    type Calls = Rc<RefCell<Vec<(u16, Option<Duration>)>>>;
 
-    struct Gateway(u16, Told);
+    struct Gateway(u16, Calls);
 
     struct Nothing;
 
-    impl Held for Nothing {
-        fn place(&self) -> Place {
-            Place {
+    impl Reservation for Nothing {
+        fn pair(&self) -> WorkerPair {
+            WorkerPair {
                 prefill: 0,
                 decode: 0,
             }
@@ -98,30 +102,34 @@ mod tests {
         fn generated(&mut self, _tokens: u64) {}
     }
 
-    impl Chooser for Gateway {
-        fn reserve(&mut self, _request: &Request, _now: Duration) -> Result<Box<dyn Held>, String> {
+    impl RouterModel for Gateway {
+        fn reserve(
+            &mut self,
+            _request: &Request,
+            _now: Duration,
+        ) -> Result<Box<dyn Reservation>, String> {
             self.1.borrow_mut().push((self.0, None));
             Ok(Box::new(Nothing))
         }
 
-        fn hear(&mut self, _engines: &[Status], now: Duration) {
+        fn on_engine_metrics(&mut self, _engines: &[EngineMetrics], now: Duration) {
             self.1.borrow_mut().push((self.0, Some(now)));
         }
     }
 
-    fn gateways(count: u16, interval: Option<Duration>) -> (Gateways, Told) {
-        let told = Told::default();
+    fn gateways(count: u16, interval: Option<Duration>) -> (Gateways, Calls) {
+        let calls = Calls::default();
         let each = (0..count).map(|number| {
-            let gateway: Box<dyn Chooser> = Box::new(Gateway(number, Rc::clone(&told)));
+            let gateway: Box<dyn RouterModel> = Box::new(Gateway(number, Rc::clone(&calls)));
             gateway
         });
         let gateways = Gateways {
             each: each.collect(),
             balancer: StdRng::seed_from_u64(1),
             interval,
-            heard: 0,
+            reports: 0,
         };
-        (gateways, told)
+        (gateways, calls)
     }
 
     fn request() -> Request {
@@ -141,38 +149,42 @@ mod tests {
 
     #[test]
     fn requests_are_dealt_evenly_whatever_they_ask() {
-        let (mut gateways, told) = gateways(4, None);
+        let (mut gateways, calls) = gateways(4, None);
         for _ in 0..4000 {
             gateways.reserve(&request(), START).unwrap();
         }
-        assert_eq!(gateways.listens(), None);
+        assert_eq!(gateways.next_report(), None);
         for number in 0..4 {
-            let dealt = told.borrow().iter().filter(|told| told.0 == number).count();
+            let dealt = calls
+                .borrow()
+                .iter()
+                .filter(|call| call.0 == number)
+                .count();
             assert!((900..1100).contains(&dealt), "{number}: {dealt}");
         }
     }
 
     #[test]
     fn each_hears_once_an_interval() {
-        let (mut gateways, told) = gateways(4, Some(Duration::from_secs(1)));
+        let (mut gateways, calls) = gateways(4, Some(Duration::from_secs(1)));
         while let Some(at) = gateways
-            .listens()
+            .next_report()
             .filter(|at| *at <= START + Duration::from_secs(2))
         {
-            gateways.hear(&[], at);
+            gateways.on_engine_metrics(&[], at);
         }
         let expected = (1..=8u16).map(|step| {
             let at = START + Duration::from_millis(250) * step.into();
             ((step - 1) % 4, Some(at))
         });
-        assert_eq!(*told.borrow(), expected.collect::<Vec<_>>());
+        assert_eq!(*calls.borrow(), expected.collect::<Vec<_>>());
     }
 
     #[test]
     fn one_gateway_chooses_as_if_there_were_none_before_it() {
         let parameters = Parameters {
             model: Model::Fcfs,
-            shape: Shape {
+            workers: WorkerCounts {
                 prefill: 3,
                 decode: 3,
             },
@@ -182,15 +194,15 @@ mod tests {
             token_ms: 10.0,
             metrics_interval: None,
         };
-        let policy = Contender::Own("random");
-        let mut alone = policy.chooser(&parameters, 7).unwrap();
+        let policy = ReplayContender::Own("random");
+        let mut alone = policy.router(&parameters, 7).unwrap();
         let mut gateways = Gateways::new(policy, 1, &parameters, 7).unwrap();
         for _ in 0..50 {
-            let places = [
-                alone.reserve(&request(), START).unwrap().place(),
-                gateways.reserve(&request(), START).unwrap().place(),
+            let pairs = [
+                alone.reserve(&request(), START).unwrap().pair(),
+                gateways.reserve(&request(), START).unwrap().pair(),
             ];
-            assert_eq!(places[0], places[1]);
+            assert_eq!(pairs[0], pairs[1]);
         }
     }
 }

@@ -8,25 +8,25 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-mod chooser;
 mod contender;
 mod engine;
 mod figures;
 mod gateways;
 mod output;
+mod own_router;
 mod peers;
 mod report;
-mod routed;
+mod router_model;
 mod row;
 mod seeds;
 mod trace;
 
-use chooser::Shape;
-use contender::Asked;
+use contender::PolicyChoice;
 use engine::{Model, Parameters};
 pub use figures::Spread;
-use routed::RoutedError;
-use row::Row;
+use own_router::OwnRouterError;
+use router_model::WorkerCounts;
+use row::ReplayRow;
 use seeds::Seeds;
 pub use trace::{Request, Trace, TraceError};
 
@@ -46,12 +46,12 @@ whose KV there is no room wait.
 The router sees what it would see in a proxy: its own choices, the first token of each answer, and how answers grow.
 
 Gateways: each request goes to one of --gateways by chance, whichever conversation it is of, as a load balancer before them \
-deals connections. Each has its own books and remembers its own choices; they share nothing. Every --metrics-interval-ms each of \
+deals connections. Each has its own load table and remembers its own choices; they share nothing. Every --metrics-interval-ms each of \
 pd-router's hears of all engines how many requests wait and run there and what part of their KV cache these hold, one gateway after \
 the other at equal steps; the models of other routers do not listen. The threads of one Envoy share load and choices, and count as \
 one gateway.
 
-Figures: ttft_ms is the end of prefill minus arrival; wait_ms the beginning of prefill minus arrival; itl_ms the time from one \
+PolicyFigures: ttft_ms is the end of prefill minus arrival; wait_ms the beginning of prefill minus arrival; itl_ms the time from one \
 token of an answer to the next; prefix_hit_rate the part of all prompt tokens that was found in a cache; imbalance the tokens \
 computed by the busiest prefill worker over the mean of all; decisions_per_second the requests over the time that the \
 router's calls took on the wall's clock, all calls for a request together.";
@@ -68,7 +68,7 @@ pub struct Args {
     /// pd-router's own: kv, round_robin, random, power_of_two, least_loaded, prefix_hash, session. Models: sglang_threshold
     /// (SGLang's router with its defaults), least_requests.
     #[arg(long, value_name = "NAME|all", default_value = "all")]
-    policy: Asked,
+    policy: PolicyChoice,
     /// Prefill workers.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     prefill: u16,
@@ -130,7 +130,7 @@ pub enum ReplayError {
     },
     /// The routing code refuses the parameters.
     #[error(transparent)]
-    Routed(#[from] RoutedError),
+    OwnRouter(#[from] OwnRouterError),
     /// The report cannot be drawn.
     #[error("the report: {0}")]
     Draw(#[from] crate::plot::DrawError),
@@ -152,14 +152,14 @@ pub struct Comparison<'a> {
     parameters: &'a Parameters,
     seeds: &'a Seeds,
     gateways: &'a [u16],
-    rows: Vec<Row>,
+    rows: Vec<ReplayRow>,
 }
 
 impl Comparison<'_> {
     /// Description of the runs in a sentence.
     fn in_words(&self) -> String {
         let Parameters {
-            shape,
+            workers,
             kv_blocks,
             block_tokens,
             prefill_rate,
@@ -171,8 +171,8 @@ impl Comparison<'_> {
             self.trace_name,
             self.trace.requests.len(),
             minutes(self.trace.lasts()),
-            shape.prefill,
-            shape.decode,
+            workers.prefill,
+            workers.decode,
             self.parameters.model.name(),
             self.gateways_in_words(),
             if self.seeds.count() == 1 {
@@ -243,7 +243,7 @@ impl Args {
     fn parameters(&self) -> Parameters {
         Parameters {
             model: self.model,
-            shape: Shape {
+            workers: WorkerCounts {
                 prefill: self.prefill.into(),
                 decode: self.decode.into(),
             },
@@ -257,8 +257,8 @@ impl Args {
     }
 
     fn report_path(&self) -> Option<PathBuf> {
-        let otherwise = (!self.json).then(|| PathBuf::from("target/replay.html"));
-        self.report.clone().or(otherwise)
+        let default = (!self.json).then(|| PathBuf::from("target/replay.html"));
+        self.report.clone().or(default)
     }
 }
 
@@ -277,7 +277,11 @@ fn read(args: &Args) -> Result<Trace, ReplayError> {
 }
 
 /// Runs all contenders, with a progress bar that only a terminal shows.
-fn rows(args: &Args, trace: &Trace, parameters: &Parameters) -> Result<Vec<Row>, RoutedError> {
+fn rows(
+    args: &Args,
+    trace: &Trace,
+    parameters: &Parameters,
+) -> Result<Vec<ReplayRow>, OwnRouterError> {
     let contenders = args.policy.contenders();
     let both = contenders
         .iter()
@@ -295,7 +299,7 @@ fn rows(args: &Args, trace: &Trace, parameters: &Parameters) -> Result<Vec<Row>,
     let rows = both.map(|(contender, gateways)| {
         bar.set_message(contender.name());
         let mut arrived = || bar.inc(1);
-        Row::run(
+        ReplayRow::run(
             contender,
             gateways,
             trace,

@@ -5,26 +5,26 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::Comparison;
-use super::contender::Asked;
+use super::contender::PolicyChoice;
 use super::engine::Model;
-use super::figures::Figures;
-use super::row::Row;
+use super::figures::PolicyFigures;
+use super::row::ReplayRow;
 
 /// One line of JSON: the figures of one policy with one number of gateways, or `policies` with those of each.
-pub fn for_machines(comparison: &Comparison<'_>, asked: &Asked) -> String {
+pub fn for_machines(comparison: &Comparison<'_>, choice: &PolicyChoice) -> String {
     let mut rows: Vec<Value> = comparison
         .rows
         .iter()
         .map(|row| row_json(row, comparison))
         .collect();
-    let document = match (asked, comparison.gateways) {
-        (Asked::One(_), [_]) => rows.pop().unwrap_or_default(),
+    let document = match (choice, comparison.gateways) {
+        (PolicyChoice::One(_), [_]) => rows.pop().unwrap_or_default(),
         _ => json!({ "policies": rows }),
     };
     format!("{document}\n")
 }
 
-fn row_json(row: &Row, comparison: &Comparison<'_>) -> Value {
+fn row_json(row: &ReplayRow, comparison: &Comparison<'_>) -> Value {
     let mut value = figures_json(&row.figures);
     value["policy"] = json!(row.contender.name());
     value["gateways"] = json!(row.gateways);
@@ -45,13 +45,13 @@ fn row_json(row: &Row, comparison: &Comparison<'_>) -> Value {
     value
 }
 
-fn run_json(seed: u64, figures: &Figures) -> Value {
+fn run_json(seed: u64, figures: &PolicyFigures) -> Value {
     let mut value = figures_json(figures);
     value["seed"] = json!(seed);
     value
 }
 
-fn figures_json(figures: &Figures) -> Value {
+fn figures_json(figures: &PolicyFigures) -> Value {
     let mut value = json!(figures);
     // A mean of counts may be fractional; a single count is an integer.
     value["requests"] = whole(figures.requests);
@@ -73,8 +73,8 @@ fn parameters_json(comparison: &Comparison<'_>) -> Value {
         "trace": comparison.trace_name,
         "trace_block_tokens": comparison.trace.own_block_tokens,
         "model": parameters.model.name(),
-        "prefill": parameters.shape.prefill,
-        "decode": parameters.shape.decode,
+        "prefill": parameters.workers.prefill,
+        "decode": parameters.workers.decode,
         "kv_blocks": parameters.kv_blocks,
         "block_tokens": parameters.block_tokens,
         "prefill_rate": parameters.prefill_rate,
@@ -87,92 +87,92 @@ fn parameters_json(comparison: &Comparison<'_>) -> Value {
 }
 
 /// A column of the table: a heading in two lines, and each row's cell.
-pub struct Column {
+pub struct TableColumn {
     /// Quantity.
     pub heading: &'static str,
     /// Subject or unit.
     pub unit: &'static str,
     /// Text of a row's cell.
-    pub cell: fn(&Row) -> String,
+    pub cell: fn(&ReplayRow) -> String,
     /// The figure by which rows are compared, smaller is better; `None` where no value is better.
-    pub rank: Option<fn(&Row) -> f64>,
+    pub rank: Option<fn(&ReplayRow) -> f64>,
 }
 
 /// The table's columns.
-pub const COLUMNS: [Column; 13] = [
-    Column {
+pub const COLUMNS: [TableColumn; 13] = [
+    TableColumn {
         heading: "policy",
         unit: "",
         cell: |row| row.contender.name().to_owned(),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "gateways",
         unit: "",
         cell: |row| row.gateways.to_string(),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "mean s",
         cell: |row| seconds(row.figures.ttft_ms.mean),
         rank: Some(|row| row.figures.ttft_ms.mean),
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "p50 s",
         cell: |row| seconds(row.figures.ttft_ms.p50),
         rank: Some(|row| row.figures.ttft_ms.p50),
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "p90 s",
         cell: |row| seconds(row.figures.ttft_ms.p90),
         rank: Some(|row| row.figures.ttft_ms.p90),
     },
-    Column {
+    TableColumn {
         heading: "TTFT",
         unit: "p99 s",
         cell: |row| seconds(row.figures.ttft_ms.p99),
         rank: Some(|row| row.figures.ttft_ms.p99),
     },
-    Column {
+    TableColumn {
         heading: "wait",
         unit: "mean s",
         cell: |row| seconds(row.figures.wait_ms.mean),
         rank: Some(|row| row.figures.wait_ms.mean),
     },
-    Column {
+    TableColumn {
         heading: "prefix hits",
         unit: "% of tokens",
         cell: |row| format!("{:.1}", row.figures.prefix_hit_rate * 100.0),
         rank: Some(|row| -row.figures.prefix_hit_rate),
     },
-    Column {
+    TableColumn {
         heading: "imbalance",
         unit: "busiest/mean",
         cell: |row| format!("{:.2}", row.figures.imbalance),
         rank: Some(|row| row.figures.imbalance),
     },
-    Column {
+    TableColumn {
         heading: "ITL",
         unit: "p50 ms",
         cell: |row| format!("{:.1}", row.figures.itl_ms.p50),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "ITL",
         unit: "p99 ms",
         cell: |row| format!("{:.1}", row.figures.itl_ms.p99),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "refused",
         unit: "requests",
         cell: |row| format!("{:.0}", row.figures.refused),
         rank: None,
     },
-    Column {
+    TableColumn {
         heading: "decisions",
         unit: "per second",
         cell: |row| format!("{:.0}", row.figures.decisions_per_second),

@@ -4,7 +4,7 @@ use clap::Parser;
 use serde_json::Value;
 
 use super::*;
-use contender::Contender;
+use contender::ReplayContender;
 use gateways::Gateways;
 
 #[derive(clap::Parser)]
@@ -34,18 +34,21 @@ fn conversations() -> Trace {
     Trace::read(lines.as_bytes(), 512, None).unwrap()
 }
 
-const PEERS: [Contender; 2] = [Contender::SglangThreshold, Contender::LeastRequests];
+const PEERS: [ReplayContender; 2] = [
+    ReplayContender::SglangThreshold,
+    ReplayContender::LeastRequests,
+];
 
 fn compared<R>(
     args: &Args,
-    contenders: &[Contender],
+    contenders: &[ReplayContender],
     then: impl FnOnce(&Comparison<'_>) -> R,
 ) -> R {
     let (trace, parameters) = (conversations(), args.parameters());
     let rows = contenders.iter().flat_map(|contender| {
         args.gateways.iter().map(|gateways| {
             let seeds = &args.seed;
-            Row::run(
+            ReplayRow::run(
                 *contender,
                 *gateways,
                 &trace,
@@ -160,9 +163,11 @@ fn numbers_of_gateways_are_compared() {
 fn the_engines_figures_are_heard_or_not() {
     let run = |ms: &str| {
         let args = args(&["--gateways", "4", "--metrics-interval-ms", ms]);
-        compared(&args, &[Contender::Own("least_loaded")], |comparison| {
-            comparison.rows[0].figures.ttft_ms.mean
-        })
+        compared(
+            &args,
+            &[ReplayContender::Own("least_loaded")],
+            |comparison| comparison.rows[0].figures.ttft_ms.mean,
+        )
     };
     assert!(run("500") < run("0"));
 }
@@ -184,8 +189,10 @@ fn one_seed_gives_one_result() {
             assert_eq!(run(1), run(1), "{contender:?}");
         }
         let run = |seed| {
-            let mut chooser = Contender::LeastRequests.chooser(&parameters, seed).unwrap();
-            engine::replay(&trace, &parameters, chooser.as_mut(), &mut || {}).served
+            let mut router = ReplayContender::LeastRequests
+                .router(&parameters, seed)
+                .unwrap();
+            engine::replay(&trace, &parameters, router.as_mut(), &mut || {}).served
         };
         assert_ne!(run(1), run(2));
     }

@@ -80,13 +80,13 @@ pub enum TraceError {
     },
     /// Neither of the block sizes of engines and trace divides the other.
     #[error(
-        "the trace's blocks are of {own} tokens: --block-tokens must divide that or be a multiple of it, and {asked} is neither"
+        "the trace's blocks are of {own} tokens: --block-tokens must divide that or be a multiple of it, and {requested} is neither"
     )]
     BlockTokens {
         /// Block size of the trace.
         own: u32,
         /// Block size of the engines.
-        asked: u32,
+        requested: u32,
     },
     /// A request exceeds the maximum length.
     #[error("line {line}: {what} must be at most {most}")]
@@ -141,7 +141,7 @@ impl Trace {
         if !own.is_multiple_of(block_tokens) && !block_tokens.is_multiple_of(own) {
             return Err(TraceError::BlockTokens {
                 own,
-                asked: block_tokens,
+                requested: block_tokens,
             });
         }
         let first_ms = lines
@@ -188,11 +188,11 @@ fn lines(from: impl BufRead) -> Result<Vec<Line>, TraceError> {
 /// The error of one line, which serde_json parsed as a document: its own line number is always 1.
 fn misread(line: usize, error: &serde_json::Error) -> TraceError {
     let (column, what) = (error.column(), error.to_string());
-    let place = format!(" at line 1 column {column}");
+    let suffix = format!(" at line 1 column {column}");
     TraceError::Format {
         line,
         column,
-        what: what.trim_end_matches(&place).to_owned(),
+        what: what.trim_end_matches(&suffix).to_owned(),
     }
 }
 
@@ -301,10 +301,10 @@ mod tests {
     #[test]
     fn what_is_longer_than_any_request_is_refused_with_its_line() {
         let line = r#"{"timestamp": 1, "input_length": 4294967295, "output_length": 1}"#;
-        let said = Trace::read(line.as_bytes(), 1, None)
+        let error = Trace::read(line.as_bytes(), 1, None)
             .unwrap_err()
             .to_string();
-        assert!(said.contains("line 1: input_length"), "{said}");
+        assert!(error.contains("line 1: input_length"), "{error}");
     }
 
     #[test]
@@ -417,8 +417,11 @@ mod tests {
         );
         let error = read(line, 300).unwrap_err().to_string();
         assert!(error.contains("300 is neither"), "{error}");
-        let told = Trace::read(line.as_bytes(), 512, Some(256)).unwrap_err();
-        assert!(told.to_string().contains("which 5 blocks of 256"), "{told}");
+        let error = Trace::read(line.as_bytes(), 512, Some(256)).unwrap_err();
+        assert!(
+            error.to_string().contains("which 5 blocks of 256"),
+            "{error}"
+        );
     }
 
     #[test]

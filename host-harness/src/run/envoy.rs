@@ -23,7 +23,7 @@ use super::bootstrap::{self, BootstrapError, Settings};
 use super::forwarder::Forwarder;
 use super::gateway::Addresses;
 use super::supervisor;
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 
 /// Envoy takes a second or two to compile the filter; much longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -142,7 +142,11 @@ enum Admin {
 
 impl Admin {
     async fn of(settings: &Settings<'_>, folder: &Path) -> io::Result<Self> {
-        if !settings.clusters.values().any(|kind| *kind == Kind::Admin) {
+        if !settings
+            .clusters
+            .values()
+            .any(|kind| *kind == ClusterKind::Admin)
+        {
             return Ok(Self::Address);
         }
         let pipe = folder.join("admin.sock");
@@ -258,8 +262,8 @@ async fn pass_on(log: ChildStderr, what: EnvoyLog) -> Vec<String> {
 
 /// The text of an error line, without its time.
 fn error_in(line: &str) -> Option<&str> {
-    let (_, said) = line.split_once("] [envoy] ")?;
-    (said.starts_with("[error] ") || said.starts_with("[critical] ")).then_some(said)
+    let (_, text) = line.split_once("] [envoy] ")?;
+    (text.starts_with("[error] ") || text.starts_with("[critical] ")).then_some(text)
 }
 
 fn keep(lines: &mut VecDeque<String>, line: &str) {
@@ -324,7 +328,7 @@ mod tests {
 
     #[test]
     fn errors_are_told_from_what_a_line_merely_mentions() {
-        let dated = |said: &str| format!("[2026-01-01 00:00:00.000] [envoy] {said}");
+        let dated = |text: &str| format!("[2026-01-01 00:00:00.000] [envoy] {text}");
         assert_eq!(
             error_in(&dated("[critical] no such file")),
             Some("[critical] no such file")

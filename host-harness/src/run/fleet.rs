@@ -11,9 +11,9 @@ use routing::handoff::bootstrap::{Binder, QueriedCluster};
 use serde_json::json;
 
 use super::bootstrap::Callers;
-use super::ways::{PoolRoute, Ways};
+use super::proxy_options::{PoolRoute, ProxyOptions};
 use crate::engine::{self, Engine, EngineConfig, EngineError};
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 use crate::host::routes::{Route, Routes};
 
 /// The one model of simulated engines.
@@ -21,12 +21,12 @@ pub const MODEL: &str = "sim";
 
 /// Number of simulated engines of each role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct SimulationSize {
     prefill: usize,
     decode: usize,
 }
 
-impl Default for Shape {
+impl Default for SimulationSize {
     fn default() -> Self {
         Self {
             prefill: 2,
@@ -35,13 +35,13 @@ impl Default for Shape {
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for SimulationSize {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}x{}", self.prefill, self.decode)
     }
 }
 
-impl FromStr for Shape {
+impl FromStr for SimulationSize {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -66,9 +66,9 @@ impl Simulation {
     ///
     /// # Errors
     /// When an engine cannot start.
-    pub async fn start(shape: Shape, speedup: f64) -> Result<Self, EngineError> {
-        let roles = std::iter::repeat_n(Role::Prefill, shape.prefill)
-            .chain(std::iter::repeat_n(Role::Decode, shape.decode));
+    pub async fn start(size: SimulationSize, speedup: f64) -> Result<Self, EngineError> {
+        let roles = std::iter::repeat_n(Role::Prefill, size.prefill)
+            .chain(std::iter::repeat_n(Role::Decode, size.decode));
         let mut engines = Vec::new();
         for role in roles {
             let config = EngineConfig {
@@ -116,12 +116,12 @@ pub fn engine_role(role: Role) -> engine::Role {
 
 /// A member of one of the proxy's clusters, as written on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct ClusterMember {
     cluster: String,
     address: SocketAddr,
 }
 
-impl FromStr for Member {
+impl FromStr for ClusterMember {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -140,7 +140,7 @@ impl FromStr for Member {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Members {
     /// The proxy's clusters, with the source of each one's hosts.
-    pub clusters: BTreeMap<String, Kind>,
+    pub clusters: BTreeMap<String, ClusterKind>,
     /// Routes of the requests.
     pub routes: Routes,
     /// Workers with an address of their own.
@@ -180,8 +180,12 @@ impl Members {
     ///
     /// # Errors
     /// When a route names a pool that does not exist, or an authority has two routes.
-    pub fn add_ways(&mut self, ways: &Ways, config: &Config) -> Result<(), WaysError> {
-        for PoolRoute { authority, pool } in &ways.routes {
+    pub fn add_proxy_options(
+        &mut self,
+        proxy_options: &ProxyOptions,
+        config: &Config,
+    ) -> Result<(), ProxyOptionsError> {
+        for PoolRoute { authority, pool } in &proxy_options.routes {
             let named = config.pools.iter().find(|known| known.name == *pool);
             let route = match named {
                 Some(pool) => route_to(pool),
@@ -189,19 +193,19 @@ impl Members {
                     pool: None,
                     ..self.routes.others().clone()
                 },
-                None => return Err(WaysError::NoSuchPool(pool.clone())),
+                None => return Err(ProxyOptionsError::NoSuchPool(pool.clone())),
             };
             if !self.routes.add(authority, route) {
-                return Err(WaysError::TwoRoutes(authority.clone()));
+                return Err(ProxyOptionsError::TwoRoutes(authority.clone()));
             }
         }
-        self.add_members(&ways.members);
-        for cluster in &ways.clusters {
-            let kind = cluster.kind(ways.dns_server)?;
+        self.add_members(&proxy_options.members);
+        for cluster in &proxy_options.clusters {
+            let kind = cluster.kind(proxy_options.dns_server)?;
             self.set(&cluster.name, kind);
         }
-        if let Some(name) = &ways.admin_cluster {
-            self.set(name, Kind::Admin);
+        if let Some(name) = &proxy_options.admin_cluster {
+            self.set(name, ClusterKind::Admin);
         }
         Ok(())
     }
@@ -210,7 +214,7 @@ impl Members {
         for cluster in [&pool.clusters.prefill, &pool.clusters.decode] {
             match pool.destinations {
                 Destinations::Members => self.enlist(cluster, []),
-                Destinations::OriginalDst(_) => self.set(cluster, Kind::OriginalDst),
+                Destinations::OriginalDst(_) => self.set(cluster, ClusterKind::OriginalDst),
             }
         }
         self.frontends.extend(&pool.frontends);
@@ -228,7 +232,7 @@ impl Members {
             Discovery::Dynamo(poll) => model = poll.models.values().next().cloned(),
             Discovery::Document(poll) => self.enlist(&poll.cluster, poll.addresses.iter().copied()),
             Discovery::EnvoyClusters(poll) => {
-                self.set(&poll.cluster, Kind::Admin);
+                self.set(&poll.cluster, ClusterKind::Admin);
                 let mut members = poll.members.iter();
                 model = members.find_map(|(_, members)| members.model.clone());
                 for cluster in poll.members.keys() {
@@ -259,22 +263,22 @@ impl Members {
     }
 
     /// Adds members that the configuration does not name, for a source that discovers workers only later.
-    pub fn add_members(&mut self, further: &[Member]) {
+    pub fn add_members(&mut self, further: &[ClusterMember]) {
         for member in further {
             self.enlist(&member.cluster, [member.address]);
         }
     }
 
     /// Sets the source of the cluster's hosts, replacing any earlier one.
-    pub fn set(&mut self, cluster: &str, kind: Kind) {
+    pub fn set(&mut self, cluster: &str, kind: ClusterKind) {
         self.clusters.insert(cluster.to_owned(), kind);
     }
 
     /// Adds addresses to a cluster's static hosts; a repeated address is one host. A cluster with another source stays unchanged.
     pub fn enlist(&mut self, cluster: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
-        let none = || Kind::Static(Vec::new());
+        let none = || ClusterKind::Static(Vec::new());
         let kind = self.clusters.entry(cluster.to_owned()).or_insert_with(none);
-        let Kind::Static(hosts) = kind else {
+        let ClusterKind::Static(hosts) = kind else {
             return;
         };
         for address in addresses {
@@ -287,7 +291,7 @@ impl Members {
 
 /// Why the command line's routes or clusters are invalid.
 #[derive(Debug, thiserror::Error)]
-pub enum WaysError {
+pub enum ProxyOptionsError {
     /// A route to an unknown pool.
     #[error("--route: the configuration has no pool {0:?}")]
     NoSuchPool(String),
@@ -349,8 +353,14 @@ mod tests {
             ]}}}]}),
         );
         assert_eq!(members.routes.others().cluster, "decode");
-        assert_eq!(members.clusters["prefill"], Kind::Static(vec![at(1)]));
-        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(2), at(3)]));
+        assert_eq!(
+            members.clusters["prefill"],
+            ClusterKind::Static(vec![at(1)])
+        );
+        assert_eq!(
+            members.clusters["decode"],
+            ClusterKind::Static(vec![at(2), at(3)])
+        );
         assert_eq!(members.model.as_deref(), Some("m"));
     }
 
@@ -365,9 +375,9 @@ mod tests {
         ]}}}]}));
         assert_eq!(
             members.clusters["bootstrap"],
-            Kind::Static(vec![at(9), at(8)])
+            ClusterKind::Static(vec![at(9), at(8)])
         );
-        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(3)]));
+        assert_eq!(members.clusters["decode"], ClusterKind::Static(vec![at(3)]));
     }
 
     #[test]
@@ -381,7 +391,10 @@ mod tests {
         assert_eq!(members.routes.others().cluster, "workers");
         assert_eq!(
             members.clusters,
-            BTreeMap::from([("workers".to_owned(), Kind::Static(vec![at(1), at(2)]))])
+            BTreeMap::from([(
+                "workers".to_owned(),
+                ClusterKind::Static(vec![at(1), at(2)])
+            )])
         );
     }
 
@@ -391,8 +404,11 @@ mod tests {
             json!({"pools": [{"name": "d", "protocol": "direct", "frontends": ["127.0.0.1:8000"],
             "discovery": {"dynamo": {"models": {"dynamo": "tiny"}}}}]}),
         );
-        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(8000)]));
-        assert_eq!(members.clusters["prefill"], Kind::Static(vec![]));
+        assert_eq!(
+            members.clusters["decode"],
+            ClusterKind::Static(vec![at(8000)])
+        );
+        assert_eq!(members.clusters["prefill"], ClusterKind::Static(vec![]));
         assert_eq!(members.frontends, [at(8000)]);
         assert_eq!(members.model.as_deref(), Some("tiny"));
     }
@@ -405,9 +421,12 @@ mod tests {
             "decode=127.0.0.1:2".parse().unwrap(),
             "decode=127.0.0.1:2".parse().unwrap(),
         ]);
-        assert_eq!(members.clusters["roster"], Kind::Static(vec![at(7000)]));
-        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(2)]));
-        assert!("decode".parse::<Member>().is_err());
+        assert_eq!(
+            members.clusters["roster"],
+            ClusterKind::Static(vec![at(7000)])
+        );
+        assert_eq!(members.clusters["decode"], ClusterKind::Static(vec![at(2)]));
+        assert!("decode".parse::<ClusterMember>().is_err());
     }
 
     #[test]
@@ -421,17 +440,17 @@ mod tests {
         ]});
         let config = Config::parse(document.to_string().as_bytes()).unwrap();
         let mut members = Members::of(&config);
-        assert_eq!(members.clusters["decode"], Kind::Static(vec![at(2)]));
-        assert_eq!(members.clusters["d2"], Kind::Static(vec![at(4)]));
+        assert_eq!(members.clusters["decode"], ClusterKind::Static(vec![at(2)]));
+        assert_eq!(members.clusters["d2"], ClusterKind::Static(vec![at(4)]));
         assert_eq!(members.engines.len(), 4);
-        let ways = |routes: &[&str]| Ways {
+        let proxy_options = |routes: &[&str]| ProxyOptions {
             routes: routes.iter().map(|route| route.parse().unwrap()).collect(),
             clusters: vec!["d2=original_dst".parse().unwrap()],
             admin_cluster: Some("own".to_owned()),
-            ..Ways::default()
+            ..ProxyOptions::default()
         };
         members
-            .add_ways(&ways(&["b.test=two", "c.test="]), &config)
+            .add_proxy_options(&proxy_options(&["b.test=two", "c.test="]), &config)
             .unwrap();
         let route = |authority: &str| members.routes.of(authority.as_bytes());
         assert_eq!(route("a.test").pool.as_deref(), Some("one"));
@@ -440,12 +459,12 @@ mod tests {
             (&route("c.test").pool, &*route("c.test").cluster),
             (&None, "decode")
         );
-        assert_eq!(members.clusters["d2"], Kind::OriginalDst);
-        assert_eq!(members.clusters["own"], Kind::Admin);
+        assert_eq!(members.clusters["d2"], ClusterKind::OriginalDst);
+        assert_eq!(members.clusters["own"], ClusterKind::Admin);
         for wrong in [&["x=three"][..], &["x=one", "x=two"]] {
             assert!(
                 Members::of(&config)
-                    .add_ways(&ways(wrong), &config)
+                    .add_proxy_options(&proxy_options(wrong), &config)
                     .is_err()
             );
         }
@@ -455,13 +474,13 @@ mod tests {
     fn a_shape_is_two_numbers() {
         assert_eq!(
             "3x1".parse(),
-            Ok(Shape {
+            Ok(SimulationSize {
                 prefill: 3,
                 decode: 1
             })
         );
-        assert!("3".parse::<Shape>().is_err());
-        assert!("3xx1".parse::<Shape>().is_err());
-        assert_eq!(Shape::default().to_string(), "2x2");
+        assert!("3".parse::<SimulationSize>().is_err());
+        assert!("3xx1".parse::<SimulationSize>().is_err());
+        assert_eq!(SimulationSize::default().to_string(), "2x2");
     }
 }

@@ -71,9 +71,9 @@ mod tests {
         let mut client = TcpStream::connect(forwarder.address).await.unwrap();
         client.write_all(b"ask").await.unwrap();
         let (mut served, _) = page.accept().await.unwrap();
-        let mut asked = [0; 3];
-        served.read_exact(&mut asked).await.unwrap();
-        served.write_all(&asked).await.unwrap();
+        let mut received = [0; 3];
+        served.read_exact(&mut received).await.unwrap();
+        served.write_all(&received).await.unwrap();
         drop(served);
         let mut answer = Vec::new();
         client.read_to_end(&mut answer).await.unwrap();

@@ -69,7 +69,7 @@ pub struct GatewayConfig {
 
 /// Configuration of an Envoy with an amended bootstrap.
 #[derive(Clone, Copy, Debug)]
-pub struct Amended {
+pub struct AmendedConfig {
     /// Worker threads.
     pub concurrency: u16,
     /// The part of its log that is passed on.
@@ -146,7 +146,7 @@ impl Gateway {
             buffer_limit: config.buffer_limit,
             callers: members.callers,
         };
-        let amended = Amended {
+        let amended = AmendedConfig {
             concurrency: config.concurrency,
             log: config.log,
             amend: |_| {},
@@ -161,7 +161,7 @@ impl Gateway {
     pub async fn start_amended(
         files: &Files,
         settings: Settings<'_>,
-        amended: Amended,
+        amended: AmendedConfig,
     ) -> Result<Self, RunError> {
         must_exist("Envoy", &files.envoy, "scripts/envoy.sh")?;
         let template = super::read(&files.bootstrap)?;

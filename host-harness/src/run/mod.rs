@@ -16,16 +16,16 @@ mod envoy;
 pub mod fleet;
 mod forwarder;
 pub mod gateway;
+mod proxy_options;
 mod report;
 pub mod stop;
 pub mod supervisor;
-mod ways;
 
 pub use bootstrap::{Callers, Settings};
 pub use envoy::EnvoyLog;
-use fleet::{Members, Shape, Simulation, WaysError};
+use fleet::{Members, ProxyOptionsError, Simulation, SimulationSize};
 use gateway::{Files, Gateway, GatewayConfig};
-use ways::Ways;
+use proxy_options::ProxyOptions;
 
 /// Arguments of `pd-harness run`.
 #[derive(clap::Args)]
@@ -37,10 +37,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "simulate")]
     config: Option<PathBuf>,
     #[command(flatten)]
-    ways: Ways,
+    proxy_options: ProxyOptions,
     /// Simulated engines to start: prefill x decode.
-    #[arg(long, value_name = "PxD", default_value_t = Shape::default())]
-    simulate: Shape,
+    #[arg(long, value_name = "PxD", default_value_t = SimulationSize::default())]
+    simulate: SimulationSize,
     /// Address for clients; port 0 takes a free one.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
@@ -141,7 +141,7 @@ pub enum RunError {
     Engine(#[from] EngineError),
     /// The command line's routes or clusters are invalid.
     #[error(transparent)]
-    Ways(#[from] WaysError),
+    ProxyOptions(#[from] ProxyOptionsError),
     /// The wasmtime host could not start.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -187,7 +187,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
         source,
     })?;
     let mut members = Members::of(&config);
-    members.add_ways(&args.ways, &config)?;
+    members.add_proxy_options(&args.proxy_options, &config)?;
     let mut gateway = Gateway::start(&args.gateway(), document, &members).await?;
 
     let report = report::Report::new(args.proxy, gateway.addresses(), &members);

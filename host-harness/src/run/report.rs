@@ -112,7 +112,7 @@ mod tests {
                 (Role::Decode, SocketAddr::from(([127, 0, 0, 1], 4))),
             ],
             frontends: Vec::new(),
-            callers: super::super::bootstrap::Callers::Anybody,
+            callers: super::super::bootstrap::Callers::Untrusted,
             status: true,
             model: Some("sim".to_owned()),
         }

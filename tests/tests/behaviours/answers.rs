@@ -1,4 +1,4 @@
-//! Requests that are answered: by whom, how often, and what the client is told.
+//! Requests that are answered: the workers named, the number of legs, and the client's answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,21 +41,21 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
     );
 
     let reply = answered(&gateway, &fleet, chat, &streamed(chat_body("hello"))).await;
-    let said = |event: &Value| {
+    let text_length = |event: &Value| {
         event["choices"][0]["delta"]["content"]
             .as_str()
             .map(str::len)
     };
     assert!(
-        reply.events().iter().filter_map(said).sum::<usize>() > 0,
+        reply.events().iter().filter_map(text_length).sum::<usize>() > 0,
         "{}",
         reply.text()
     );
 
     let reply = answered(&gateway, &fleet, completion, &streamed(completion_body())).await;
-    let said = |event: &Value| event["choices"][0]["text"].as_str().map(str::len);
+    let text_length = |event: &Value| event["choices"][0]["text"].as_str().map(str::len);
     assert!(
-        reply.events().iter().filter_map(said).sum::<usize>() > 0,
+        reply.events().iter().filter_map(text_length).sum::<usize>() > 0,
         "{}",
         reply.text()
     );
@@ -76,7 +76,7 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
     gateway.assert_comes_to_rest().await;
 }
 
-/// Sends the request and checks that the answer names a worker of each role.
+/// Sends the request; fails unless the answer names a worker of each role.
 async fn answered(gateway: &Gateway, fleet: &Fleet, path: &str, body: &Value) -> Reply {
     let reply = gateway
         .send(Ask::post(path, body.to_string()))
@@ -103,13 +103,13 @@ pub async fn responses_are_answered_through_a_hand_off(proxy: Proxy) {
     assert!(reply.json().is_object());
     assert_eq!(fleet.prefill_total().await.handoffs_consumed, 1);
     fleet.assert_no_decode_refused().await;
-    // This interface has a limit of its own name: the prefill leg must not run the whole answer.
+    // This interface names its limit `max_output_tokens`: it limits the prefill leg as well.
     let leg = fleet.prefill[0].only_request().await.json();
     assert_eq!(leg["max_output_tokens"], 1, "{leg}");
 }
 
 pub async fn an_answer_streams_while_the_decode_still_runs(proxy: Proxy) {
-    // 2,000 tokens of 100 ms: far from over when the first of them arrive.
+    // 2,000 tokens of 100 ms: the decode still runs when the first tokens arrive.
     let fleet = Fleet::start(1, 1, &["--token-ms", "100"]).await;
     let gateway = Gateway::over(proxy, &fleet).await;
     let mut body = streamed(chat_body("a long story"));
@@ -149,7 +149,7 @@ pub async fn workers_go_by_their_configured_names(proxy: Proxy) {
 pub async fn requests_are_spread_evenly_over_all_pairs(proxy: Proxy) {
     let fleet = Fleet::start(2, 2, FAST).await;
     let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
-    // Ten connections, so that both threads serve.
+    // Ten connections reach both threads.
     let replies = crowd(gateway.listen, 10, 20, &Ask::chat("hello")).await;
 
     let mut named: BTreeMap<String, u64> = BTreeMap::new();
@@ -209,8 +209,8 @@ pub async fn the_metrics_count_what_happened(proxy: Proxy) {
     }
     let fetched = metrics.expect("pd_router_kv_fetched_handoffs_total");
     assert_eq!(fetched, 12.0, "found_b18: each hand-off is counted once");
-    // Gauges are told at ticks.
-    eventually("the fleet is told", GENEROUS, || async {
+    // Gauges are published at ticks.
+    eventually("the fleet is published", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         let workers = ["prefill", "decode"]
             .map(|role| metrics.sum_where("pd_router_fleet_workers", &[("role", role)]));

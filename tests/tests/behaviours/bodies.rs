@@ -1,8 +1,8 @@
-//! What reaches the engines: the client's bytes and headers, and the few edits that a hand-off needs.
+//! Bodies and headers that reach the engines: the client's bytes, with the few edits of a hand-off.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet, Recorded};
+use pd_router_e2e::engines::{FAST, Fleet, RecordedRequest};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::json_text::{members_without, spliced_member, values_of};
 use pd_router_e2e::raw::{self, Raw};
@@ -10,7 +10,7 @@ use pd_router_e2e::raw::{self, Raw};
 const CHAT: &str = "/v1/chat/completions";
 const HAND_OFF: &str = "kv_transfer_params";
 
-/// The members that the prefill leg may have otherwise than the client wrote them.
+/// Members of the client's body that the prefill leg may change.
 const EDITED: [&str; 6] = [
     "stream",
     "stream_options",
@@ -31,39 +31,39 @@ const AWKWARD: &str = concat!(
     "  \"max_tokens\" : 8,\"max_completion_tokens\":8 ,\"min_tokens\":2\n} \n",
 );
 
-/// Only what must be there.
+/// A body with the required members only.
 const BARE: &str = r#"{"messages":[{"role":"user","content":"hi"}],"model":"sim"}"#;
 
-/// The newer name of the limit alone, the unread members last.
+/// A body with the newer name of the limit alone, and an unknown member last.
 const NEWER_LIMIT: &str = r#"{"model":"sim","max_completion_tokens":3,"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}],"n_unknown":[]}"#;
 
 const BODIES: [&str; 3] = [AWKWARD, BARE, NEWER_LIMIT];
 
 struct Legs {
-    prefill: Recorded,
-    decode: Recorded,
+    prefill: RecordedRequest,
+    decode: RecordedRequest,
 }
 
-struct Pair {
+struct Rig {
     fleet: Fleet,
     gateway: Gateway,
 }
 
-impl Pair {
-    async fn start(proxy: Proxy) -> Pair {
+impl Rig {
+    async fn start(proxy: Proxy) -> Rig {
         let fleet = Fleet::start(1, 1, FAST).await;
         let gateway = Gateway::over(proxy, &fleet).await;
-        Pair { fleet, gateway }
+        Rig { fleet, gateway }
     }
 
-    /// Sends the request, which must be answered, and gives what the engines got.
+    /// Sends the request; fails without an answer. Returns the legs that the engines received.
     async fn legs_of(&self, ask: Ask) -> Legs {
         self.gateway.send(ask).await.expect(200);
         self.last_legs().await
     }
 
     async fn last_legs(&self) -> Legs {
-        let last = |requests: Vec<Recorded>| {
+        let last = |requests: Vec<RecordedRequest>| {
             let last = requests.last().cloned();
             last.unwrap_or_else(|| panic!("the engine got nothing"))
         };
@@ -75,22 +75,22 @@ impl Pair {
 }
 
 pub async fn the_decode_leg_keeps_every_byte_of_the_body(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     for body in BODIES {
-        let legs = pair.legs_of(Ask::post(CHAT, body)).await;
+        let legs = rig.legs_of(Ask::post(CHAT, body)).await;
         let hand_off = spliced_member(body, legs.decode.text(), HAND_OFF);
         let hand_off = hand_off.unwrap_or_else(|reason| panic!("{reason}"));
         assert_eq!(hand_off["do_remote_prefill"], true, "{hand_off}");
         assert!(hand_off["remote_block_ids"].is_array(), "{hand_off}");
         assert!(hand_off["remote_engine_id"].is_string(), "{hand_off}");
     }
-    pair.fleet.assert_no_decode_refused().await;
+    rig.fleet.assert_no_decode_refused().await;
 }
 
 pub async fn the_prefill_leg_differs_only_by_its_edits(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     for body in BODIES {
-        let legs = pair.legs_of(Ask::post(CHAT, body)).await;
+        let legs = rig.legs_of(Ask::post(CHAT, body)).await;
         assert_prefill_leg(body, legs.prefill.text());
     }
 }
@@ -127,24 +127,24 @@ fn assert_prefill_leg(client: &str, prefill: &str) {
 }
 
 pub async fn numbers_that_no_float_holds_reach_both_legs(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     let body = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"vendor":{"huge":1e400,"long":0.1000000000000000055511151231257827}}"#;
-    // The engine may refuse what it cannot hold; the gateway passes it on all the same.
-    let reply = pair.gateway.send(Ask::post(CHAT, body)).await;
+    // The engine may refuse these numbers; the gateway passes the body on in any case.
+    let reply = rig.gateway.send(Ask::post(CHAT, body)).await;
     assert!(reply.status == 200 || reply.status == 400, "{reply:?}");
-    let prefill = pair.fleet.prefill[0].only_request().await;
+    let prefill = rig.fleet.prefill[0].only_request().await;
     assert_prefill_leg(body, prefill.text());
     if reply.status == 200 {
-        let decode = pair.fleet.decode[0].only_request().await;
+        let decode = rig.fleet.decode[0].only_request().await;
         let spliced = spliced_member(body, decode.text(), HAND_OFF);
         assert!(spliced.is_ok(), "{spliced:?}");
     }
 }
 
 pub async fn the_length_is_right_on_both_legs(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     for body in BODIES {
-        let legs = pair.legs_of(Ask::post(CHAT, body)).await;
+        let legs = rig.legs_of(Ask::post(CHAT, body)).await;
         for leg in [&legs.prefill, &legs.decode] {
             let length = leg.body_bytes.to_string();
             assert_eq!(leg.values("content-length"), [length.as_str()], "{leg:?}");
@@ -152,11 +152,11 @@ pub async fn the_length_is_right_on_both_legs(proxy: Proxy) {
             assert_eq!(leg.text().len(), leg.body_bytes);
         }
     }
-    pair.gateway.assert_comes_to_rest().await;
+    rig.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     let mut request = raw::head(
         &format!("POST {CHAT} HTTP/1.1"),
         &[
@@ -168,10 +168,8 @@ pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
         request.extend(raw::chunk(part));
     }
     request.extend(b"0\r\n\r\n");
-    Raw::exchange(pair.gateway.listen, request)
-        .await
-        .expect(200);
-    let legs = pair.last_legs().await;
+    Raw::exchange(rig.gateway.listen, request).await.expect(200);
+    let legs = rig.last_legs().await;
     for leg in [&legs.prefill, &legs.decode] {
         let lengths = leg.values("content-length");
         let encodings = leg.values("transfer-encoding");
@@ -183,20 +181,20 @@ pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
 }
 
 pub async fn the_path_and_query_are_the_same_on_both_legs(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
-    let asked = "/v1/chat/completions?trace=1&x=%2Fy";
-    let legs = pair.legs_of(Ask::post(asked, BARE)).await;
+    let rig = Rig::start(proxy).await;
+    let path = "/v1/chat/completions?trace=1&x=%2Fy";
+    let legs = rig.legs_of(Ask::post(path, BARE)).await;
     for leg in [&legs.prefill, &legs.decode] {
-        assert_eq!(leg.path, asked, "{leg:?}");
+        assert_eq!(leg.path, path, "{leg:?}");
         assert_eq!(leg.method, "POST");
     }
 }
 
 pub async fn every_request_has_an_id_of_its_own(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     let mut seen = Vec::new();
     for _ in 0..2 {
-        let legs = pair.legs_of(Ask::post(CHAT, BARE)).await;
+        let legs = rig.legs_of(Ask::post(CHAT, BARE)).await;
         let id = legs.prefill.values("x-request-id").join(",");
         assert_eq!(legs.decode.values("x-request-id"), [id.as_str()]);
         assert!(!id.is_empty());
@@ -206,13 +204,13 @@ pub async fn every_request_has_an_id_of_its_own(proxy: Proxy) {
 }
 
 pub async fn the_clients_headers_reach_both_legs(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let ask = Ask::post(CHAT, BARE)
         .header("authorization", "Bearer the-clients-own")
         .header("traceparent", trace)
         .header("x-tenant", "blue");
-    let legs = pair.legs_of(ask).await;
+    let legs = rig.legs_of(ask).await;
     for leg in [&legs.prefill, &legs.decode] {
         assert_eq!(leg.values("authorization"), ["Bearer the-clients-own"]);
         assert_eq!(leg.values("traceparent"), [trace]);
@@ -222,8 +220,8 @@ pub async fn the_clients_headers_reach_both_legs(proxy: Proxy) {
 }
 
 pub async fn headers_that_the_client_did_not_send_stay_absent(proxy: Proxy) {
-    let pair = Pair::start(proxy).await;
-    let legs = pair.legs_of(Ask::post(CHAT, BARE)).await;
+    let rig = Rig::start(proxy).await;
+    let legs = rig.legs_of(Ask::post(CHAT, BARE)).await;
     for leg in [&legs.prefill, &legs.decode] {
         for name in ["authorization", "traceparent", "content-encoding"] {
             assert!(leg.values(name).is_empty(), "{name} in {leg:?}");

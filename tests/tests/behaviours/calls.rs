@@ -1,4 +1,4 @@
-//! What a call carries that is made for a client: its head is the gateway's own, but for what is listed.
+//! Requests that the gateway sends itself: their headers are its own, except for a listed few of the client's.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,15 +7,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, named, static_config, with};
+use pd_router_e2e::engines::{
+    FAST, Fleet, RecordedRequest, Role, in_turns, named, static_config, with,
+};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Headers of a client's that go along.
+/// Client headers that are copied to a call.
 const ALONG: [(&str, &str); 10] = [
     ("authorization", "Bearer the-clients-own"),
     (
@@ -32,7 +34,7 @@ const ALONG: [(&str, &str); 10] = [
     ("x-api-key", "what the pool adds"),
 ];
 
-/// Headers of a client's that stay behind.
+/// Client headers that are not copied to a call.
 const BEHIND: [(&str, &str); 6] = [
     ("cookie", "session=1"),
     ("x-mine", "1"),
@@ -42,13 +44,13 @@ const BEHIND: [(&str, &str); 6] = [
     ("te", "trailers"),
 ];
 
-fn asked(content_type: &str, prompt: &str) -> Ask {
+fn call_with(content_type: &str, prompt: &str) -> Ask {
     let mut body = chat_body(prompt);
     body["stream"] = json!(true);
     Ask::post(CHAT, body.to_string()).content_type(content_type)
 }
 
-fn assert_is_a_calls(got: &Recorded) {
+fn assert_is_a_calls(got: &RecordedRequest) {
     for (name, value) in ALONG {
         assert_eq!(got.values(name), [value], "{name} in {got:?}");
     }
@@ -62,11 +64,11 @@ pub async fn found_b17_a_call_carries_what_is_listed_and_nothing_else(proxy: Pro
     let fleet = Fleet::start(1, 2, FAST).await;
     let pool = with(in_turns(), json!({"call_headers": ["X-Api-Key"]}));
     let gateway = Gateway::start_on_one_thread(proxy, &fleet.config_with(pool), &[]).await;
-    // The one that fails is replaced by a call.
+    // A call replaces the leg that fails.
     let once = json!({"kind": "status", "status": 500, "times": 1});
     fleet.decode[0].fault(&once).await;
     let all = ALONG.iter().chain(&BEHIND);
-    let ask = all.fold(asked("text/plain", "hello"), |ask, (name, value)| {
+    let ask = all.fold(call_with("text/plain", "hello"), |ask, (name, value)| {
         ask.header(name, value)
     });
     for _ in 0..2 {
@@ -78,7 +80,7 @@ pub async fn found_b17_a_call_carries_what_is_listed_and_nothing_else(proxy: Pro
     let mut called = 0;
     for engine in &fleet.decode {
         for got in engine.requests().await {
-            // The leg that was forwarded has all that the client sent.
+            // The forwarded leg has all headers of the client.
             if got.values("x-mine").is_empty() {
                 assert_is_a_calls(&got);
                 called += 1;
@@ -89,14 +91,14 @@ pub async fn found_b17_a_call_carries_what_is_listed_and_nothing_else(proxy: Pro
     gateway.assert_comes_to_rest().await;
 }
 
-/// SGLang's legs run at once: a prefill that is taken for a success lets decode's answer end well.
+/// SGLang's legs run at once: if a failed prefill counted as a success, decode's answer would end well.
 pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
     let options = [FAST, &["--dialect", "sglang"]].concat();
     let mut fleet = Fleet::start(1, 0, &options).await;
-    // It has an answer without anything that prefill has computed.
+    // Decode answers without anything that prefill computed.
     let event = r#"{"choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#;
     let good = Answer::stream([format!("data: {event}\n\n"), "data: [DONE]\n\n".to_owned()]);
-    let decode = Scripted::start(move |_| good.clone()).await;
+    let decode = ScriptedWorker::start(move |_| good.clone()).await;
     let mut workers = named(&fleet.prefill, "p", 1);
     workers.push(decode.listed(Role::Decode));
     let pool = json!({"protocol": "sglang", "bootstrap": {"port": 1}});
@@ -108,7 +110,7 @@ pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
         "application/grpc+proto",
         "application/grpc-web",
     ] {
-        match gateway.try_send(asked(content_type, "hello")).await {
+        match gateway.try_send(call_with(content_type, "hello")).await {
             Ok(reply) => assert!(!reply.text().contains("[DONE]"), "{reply:?}"),
             Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
             Err(failure) => panic!("{failure}"),
@@ -117,7 +119,7 @@ pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// One dead worker of two is found out, whatever its clients say of their bodies.
+/// A dead worker is detected for any content type of its clients.
 pub async fn found_b17_grpc_in_a_content_type_lets_no_dead_worker_in(proxy: Proxy) {
     let mut fleet = Fleet::start(2, 2, FAST).await;
     let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
@@ -125,20 +127,20 @@ pub async fn found_b17_grpc_in_a_content_type_lets_no_dead_worker_in(proxy: Prox
     fleet.decode[0].kill();
     for _ in 0..12 {
         gateway
-            .send(asked("application/grpc", "hello"))
+            .send(call_with("application/grpc", "hello"))
             .await
             .expect_tokens(4);
     }
     assert_eq!(fleet.decode[1].state().await.refused(), 0);
-    // It is forwarded as what it is.
+    // The leg's content type describes its body.
     for got in fleet.decode[1].requests().await {
         assert_eq!(got.values("content-type"), ["application/json"], "{got:?}");
     }
     gateway.assert_comes_to_rest().await;
 }
 
-/// The one id that all legs of a request have.
-fn only_id(legs: &[Recorded]) -> String {
+/// The id that all legs of a request share.
+fn only_id(legs: &[RecordedRequest]) -> String {
     let ids: BTreeSet<String> = legs
         .iter()
         .map(|leg| leg.values("x-request-id").join(","))
@@ -147,7 +149,7 @@ fn only_id(legs: &[Recorded]) -> String {
     ids.into_iter().next().unwrap_or_default()
 }
 
-/// Engines may key what they hand over by it.
+/// Engines may key their hand-offs by this id.
 pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;
@@ -161,7 +163,7 @@ pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(
         fleet.prefill[0].requests().await,
         fleet.decode[0].requests().await,
     ];
-    let ids = |legs: &[Recorded]| -> BTreeSet<String> {
+    let ids = |legs: &[RecordedRequest]| -> BTreeSet<String> {
         let ids = legs.iter().map(|leg| only_id(std::slice::from_ref(leg)));
         ids.collect()
     };
@@ -170,7 +172,7 @@ pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(
     assert!(!ids(&prefills).contains("client-7"));
 }
 
-/// The lines of the gateway's log with this in them, once there are so many: it is written after the answer.
+/// The lines of the gateway's log with this text, once there are at least `least`: lines are written after the answer.
 async fn lines_with(gateway: &mut Gateway, part: &str, least: usize) -> Vec<String> {
     eventually("the log has it", GENEROUS, || {
         let log = gateway.process().log();
@@ -199,7 +201,7 @@ pub async fn found_ids_a_line_of_the_log_has_the_clients_id_and_ours(proxy: Prox
     lines_with(&mut gateway, &beginning, 1).await;
 }
 
-/// A line that no client may write, a byte of which a log's reader may take for the end of one.
+/// Text that a client must not get onto a log line of its own.
 const FORGED: &str = "[critical] all is lost";
 
 pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
@@ -217,7 +219,7 @@ pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
         assert!(reply.body.len() < 2048, "{} bytes", reply.body.len());
         assert!(!message.contains(['\n', '\r', '\u{2028}', '\u{202e}']));
     }
-    // The wasmtime host writes warnings only, and a refusal is none.
+    // The wasmtime host writes warnings only, and a refusal is not one.
     let written = match proxy {
         Proxy::Envoy => 3,
         Proxy::Wasmtime => 0,
@@ -232,14 +234,14 @@ pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
     gateway.assert_serves().await;
 }
 
-/// What a worker answers that is well: with headers of its own, some of them about its connection.
-fn a_workers_answer(got: &Recorded) -> Answer {
-    let said = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#;
+/// A good answer with headers of the worker's own, some of them about its connection.
+fn a_workers_answer(got: &RecordedRequest) -> Answer {
+    let content = r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#;
     let event =
         r#"{"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"yes"}}]}"#;
     let answer = match got.text().contains("\"stream\":true") {
         true => Answer::stream([format!("data: {event}\n\n"), "data: [DONE]\n\n".to_owned()]),
-        false => Answer::json(said),
+        false => Answer::json(content),
     };
     let own = [
         ("x-worker-says", "one"),
@@ -254,14 +256,14 @@ fn a_workers_answer(got: &Recorded) -> Answer {
         .fold(answer, |answer, (name, value)| answer.header(name, value))
 }
 
-/// All headers of an answer, but for those that tell of a moment.
+/// All headers of an answer, except those that vary from one answer to the next.
 fn lasting(reply: &Reply) -> BTreeSet<(String, String)> {
     let headers = reply.headers.iter();
     let all = headers.map(|(name, value)| {
         let value = String::from_utf8_lossy(value.as_bytes());
         (name.to_string(), value.into_owned())
     });
-    // A length is told by whoever knows it, and either worker may be the one that answers.
+    // Either worker may answer, and each frames its body in its own way.
     let of_a_moment = [
         "date",
         "x-envoy-upstream-service-time",
@@ -277,22 +279,24 @@ fn lasting(reply: &Reply) -> BTreeSet<(String, String)> {
 
 pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy: Proxy) {
     for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let script = |got: &Recorded, before: usize| match before {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let script = |got: &RecordedRequest, before: usize| match before {
             0 => Answer::json("{}").status(500),
             _ => a_workers_answer(got),
         };
         let mut workers = Vec::new();
         for _ in 0..2 {
-            let asked = Arc::clone(&asked);
-            let next = move || asked.fetch_add(1, Ordering::SeqCst);
-            workers.push(Scripted::start(move |got: &Recorded| script(got, next())).await);
+            let calls = Arc::clone(&calls);
+            let next = move || calls.fetch_add(1, Ordering::SeqCst);
+            workers.push(
+                ScriptedWorker::start(move |got: &RecordedRequest| script(got, next())).await,
+            );
         }
         let listed = workers.iter().map(|worker| worker.listed(Role::Aggregated));
         let config = static_config(listed.collect(), json!({"protocol": "aggregated"}));
         let gateway = Gateway::start(proxy, &config, &[]).await;
         let recovered = gateway.send(ask.clone()).await.expect(200);
-        assert_eq!(asked.load(Ordering::SeqCst), 2, "it is recovered");
+        assert_eq!(calls.load(Ordering::SeqCst), 2, "it is recovered");
         let at_once = gateway.send(ask).await.expect(200);
         assert_eq!(recovered.body, at_once.body);
         let [by_recovery, at_once] = [&recovered, &at_once].map(lasting);

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, crowd};
 use pd_router_e2e::engines::state_of;
-use pd_router_e2e::gateway::{Gateway, Simulated};
+use pd_router_e2e::gateway::{Gateway, SimulatedEngine};
 use pd_router_e2e::wait::{GENEROUS, eventually, within_tries};
 use tokio::net::TcpStream;
 
 pub async fn a_simulated_fleet_answers_without_a_configuration(proxy: Proxy) {
     let gateway = Gateway::simulated(proxy, "2x2").await;
-    let of_role = |role: &str| -> Vec<Simulated> {
+    let of_role = |role: &str| -> Vec<SimulatedEngine> {
         let engines = gateway.engines.iter().filter(|engine| engine.role == role);
         engines.cloned().collect()
     };
@@ -31,7 +31,7 @@ pub async fn a_simulated_fleet_answers_without_a_configuration(proxy: Proxy) {
         .expect(200);
     let streamed = gateway.send(Ask::chat_stream("hello")).await.expect(200);
     assert!(!streamed.events().is_empty());
-    // The demonstration names the two workers of every answer. Of idle ones one is drawn.
+    // The demonstration names the two workers in every answer. Of idle ones one is drawn.
     let mut pairs = BTreeSet::new();
     within_tries("all pairs are used", async |_| {
         let replies = crowd(gateway.listen, 4, 6, &Ask::chat("hello")).await;
@@ -67,7 +67,7 @@ async fn assert_ends(gateway: &mut Gateway) {
         .iter()
         .map(|engine| engine.address)
         .collect();
-    eventually("nobody listens any more", GENEROUS, || async {
+    eventually("the port is closed", GENEROUS, || async {
         for address in [listen, admin].into_iter().chain(engines.iter().copied()) {
             if TcpStream::connect(address).await.is_ok() {
                 return Err(format!("{address} still takes connections"));

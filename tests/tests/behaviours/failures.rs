@@ -1,4 +1,4 @@
-//! Workers that die or refuse: who is asked instead, and what the client is told when there is nobody.
+//! Workers that die or refuse: the workers tried instead, and the client's error if none is left.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Reply, chat_body, crowd};
@@ -6,7 +6,7 @@ use pd_router_e2e::engines::{Engine, FAST, Fleet, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 
-/// Fails where this is not the answer of a gateway that lacks workers of `role`.
+/// Fails unless this is the answer of a gateway that lacks workers of `role`.
 fn assert_unavailable(reply: &Reply, role: &str) {
     let message = reply.expect_error(503);
     assert!(message.to_lowercase().contains(role), "{message}");
@@ -48,18 +48,22 @@ pub async fn with_both_decode_workers_dead_the_client_is_told_until_one_is_back(
         assert_unavailable(&gateway.send(ask).await, "decode");
     }
     gateway.assert_comes_to_rest().await;
-    // What was prefilled for them, nobody pulled.
-    eventually("what nobody pulled is counted", GENEROUS, || async {
-        let prefill = fleet.prefill_total().await;
-        let metrics = gateway.metrics().await;
-        let leaked = ["leaked", "unknown"]
-            .map(|fate| metrics.sum(&format!("pd_router_kv_{fate}_blocks_total")));
-        let leaked: f64 = leaked.into_iter().flatten().sum();
-        match leaked == prefill.blocks_unpulled as f64 {
-            true => Ok(()),
-            false => Err(format!("{leaked} of {prefill:?}")),
-        }
-    })
+    // Hand-offs of these prefills are never pulled.
+    eventually(
+        "hand-offs that were never pulled are counted",
+        GENEROUS,
+        || async {
+            let prefill = fleet.prefill_total().await;
+            let metrics = gateway.metrics().await;
+            let leaked = ["leaked", "unknown"]
+                .map(|fate| metrics.sum(&format!("pd_router_kv_{fate}_blocks_total")));
+            let leaked: f64 = leaked.into_iter().flatten().sum();
+            match leaked == prefill.blocks_unpulled as f64 {
+                true => Ok(()),
+                false => Err(format!("{leaked} of {prefill:?}")),
+            }
+        },
+    )
     .await;
 
     let address = fleet.decode[0].address;
@@ -135,14 +139,14 @@ pub async fn a_refusal_by_the_prefill_worker_is_the_answer(proxy: Proxy) {
     let body = chat_body(&"too long ".repeat(500)).to_string();
     let reply = gateway.send(Ask::post("/v1/chat/completions", body)).await;
 
-    // The same leg, sent straight to the engine, shows what it says.
+    // The same leg, sent straight to the engine, gives the engine's own answer.
     let leg = fleet.prefill[0].only_request().await;
     let straight = Ask::post(&leg.path, leg.text().to_owned());
-    let said = client::send(fleet.prefill[0].address, straight).await;
-    assert!((400..500).contains(&said.status), "{said:?}");
-    assert_eq!(reply.status, said.status);
-    assert_eq!(reply.text(), said.text());
-    assert_eq!(reply.header("content-type"), said.header("content-type"));
+    let direct = client::send(fleet.prefill[0].address, straight).await;
+    assert!((400..500).contains(&direct.status), "{direct:?}");
+    assert_eq!(reply.status, direct.status);
+    assert_eq!(reply.text(), direct.text());
+    assert_eq!(reply.header("content-type"), direct.header("content-type"));
 
     assert_eq!(fleet.decode_total().await.requests, 0);
     let retries = gateway

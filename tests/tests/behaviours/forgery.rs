@@ -1,4 +1,4 @@
-//! What a client must not choose: its workers, its retries, its hand-off.
+//! Choices that are not the client's: its workers, its retries, its hand-off.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Headers by which a gateway, a picker, a sidecar or a Dynamo frontend is told where to go or how often to try.
+/// Headers that give a gateway, a picker, a sidecar or a Dynamo frontend its destination or its number of attempts.
 const ROUTING_HEADERS: [(&str, &str); 13] = [
     ("x-gateway-destination-endpoint", "127.0.0.1:9"),
     ("x-gateway-destination-endpoint-subset", "127.0.0.1:9"),
@@ -32,7 +32,7 @@ const ROUTING_HEADERS: [(&str, &str); 13] = [
     ("x-bypass-remote-prefill", "true"),
 ];
 
-/// A place that nobody should be sent to.
+/// An address to which no request may be sent.
 struct Trap {
     address: SocketAddr,
     caught: Arc<AtomicUsize>,
@@ -73,7 +73,7 @@ pub async fn a_client_cannot_choose_its_workers(proxy: Proxy) {
         }
     }
     trap.assert_empty();
-    // Both decode workers had their share, whomever the client preferred.
+    // Both decode workers get their share, whatever the client's headers name.
     for engine in &fleet.decode {
         let state = engine.state().await;
         assert!((4..=8).contains(&state.answered), "{state:?}");
@@ -125,7 +125,7 @@ pub async fn routing_headers_never_reach_the_engines(proxy: Proxy) {
     gateway.send(ask).await.expect(200);
     gateway.send(Ask::chat("hello")).await.expect(200);
     for engine in fleet.engines() {
-        // Neither the client's own, nor those that the gateway routes by itself.
+        // Neither the client's routing headers nor the gateway's own reach an engine.
         for got in engine.requests().await {
             for (name, _) in ROUTING_HEADERS {
                 assert!(got.values(name).is_empty(), "{name} reached {got:?}");

@@ -1,4 +1,4 @@
-//! Clients that leave before they are answered: every charge is released, and what they leave behind is counted.
+//! Clients that leave before they are answered: every charge is released, and hand-offs left behind are counted.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -18,10 +18,10 @@ use tokio::time::sleep;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Enough blocks for every hand-off that nobody pulls, and a lease that outlasts the test.
+/// Blocks for every hand-off that is never pulled, and a lease that outlasts the test.
 const ROOMY: [&str; 4] = ["--kv-blocks", "1000000", "--lease-ms", "3600000"];
 
-/// Clients at once.
+/// Concurrent clients.
 const AT_ONCE: usize = 10;
 
 /// 400 tokens of prompt, at one token for four bytes.
@@ -33,7 +33,7 @@ const SLOW_PREFILL: [&str; 2] = ["--prefill-rate", "1000"];
 pub async fn clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind(proxy: Proxy) {
     let options = [ROOMY.as_slice(), &SLOW_PREFILL].concat();
     let fleet = Fleet::start(2, 1, &options).await;
-    // Without clean-up, what they leave behind stays, and is counted.
+    // Without clean-up, hand-offs left behind stay, and are counted.
     let config = fleet.config_with(json!({"cleanup": {"held_bytes": 0}}));
     let mut gateway = Gateway::start(proxy, &config, &[]).await;
     let body = chat_body(&"tell ".repeat(PROMPT_BYTES / 5)).to_string();
@@ -42,35 +42,39 @@ pub async fn clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind(
     for first in (0..clients).step_by(AT_ONCE) {
         let numbers = first..clients.min(first + AT_ONCE);
         join_all(numbers.map(|number| leave_during_prefill(&gateway, &request, number))).await;
-        // No longer queue than a call has time for: what runs out of time is another matter.
+        // The queue stays shorter than a call's deadline: time-outs are another test's subject.
         prefills_are_down_to(&fleet, AT_ONCE as u64, 0).await;
     }
 
-    // Calls outlive their clients; when the last prefill is through, so is the accounting.
+    // Calls outlive their clients; the accounting ends with the last prefill.
     prefills_are_down_to(&fleet, 0, clients as u64).await;
     gateway.assert_comes_to_rest().await;
     gateway.assert_serves().await;
     gateway.assert_comes_to_rest().await;
     let left = assert_leaks_are_counted(&fleet, &gateway).await;
-    assert!(left > 0, "nobody left in the middle of prefill");
+    assert!(left > 0, "no client left in the middle of prefill");
     fleet.assert_no_decode_refused().await;
 }
 
 /// Waits until no more than `open` prefills are waiting or running, of at least `begun`.
 async fn prefills_are_down_to(fleet: &Fleet, open: u64, begun: u64) {
-    eventually("the prefills of those who left end", GENEROUS, || async {
-        let state = fleet.prefill_total().await;
-        // An engine counts as running only what it computes now; the rest stands in line.
-        let unfinished = state.requests - state.handoffs_issued;
-        if state.requests >= begun && unfinished <= open {
-            return Ok(());
-        }
-        Err(format!("{state:?}"))
-    })
+    eventually(
+        "the prefills of clients that left end",
+        GENEROUS,
+        || async {
+            let state = fleet.prefill_total().await;
+            // An engine counts as running only the prompt that it computes; the other requests are queued.
+            let unfinished = state.requests - state.handoffs_issued;
+            if state.requests >= begun && unfinished <= open {
+                return Ok(());
+            }
+            Err(format!("{state:?}"))
+        },
+    )
     .await;
 }
 
-/// Sends the whole request and leaves at a moment of its own within the prefill.
+/// Sends the whole request and leaves at a moment within the prefill that depends on `number`.
 async fn leave_during_prefill(gateway: &Gateway, request: &[u8], number: usize) {
     let mut client = Raw::connect(gateway.listen).await;
     client.write(request).await;
@@ -78,10 +82,10 @@ async fn leave_during_prefill(gateway: &Gateway, request: &[u8], number: usize) 
     sleep(Duration::from_millis(moment as u64)).await;
 }
 
-/// The blocks that nobody pulled, which must be as many as the gateway counts.
+/// The blocks that were never pulled; fails unless the gateway counts as many.
 async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
     eventually(
-        "the gateway counts what nobody pulled",
+        "the gateway counts hand-offs that were never pulled",
         GENEROUS,
         || async {
             let state = fleet.prefill_total().await;
@@ -106,7 +110,7 @@ async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
 }
 
 pub async fn clients_that_leave_in_the_middle_of_a_stream_leave_no_charge_behind(proxy: Proxy) {
-    // A decode that would run for a quarter of an hour: it ends because it is told to.
+    // A decode of a quarter of an hour: only the gateway's abort ends it in time.
     let options = [ROOMY.as_slice(), &["--token-ms", "100"]].concat();
     let fleet = Fleet::start(1, 2, &options).await;
     let mut gateway = Gateway::over(proxy, &fleet).await;
@@ -152,7 +156,7 @@ pub async fn clients_that_leave_in_the_middle_of_their_body_leave_no_charge_behi
     }
     gateway.assert_serves().await;
     gateway.assert_comes_to_rest().await;
-    // Only the whole request was sent anywhere.
+    // Only the complete request reached an engine.
     assert_eq!(fleet.prefill_total().await.requests, 1);
     assert_eq!(assert_leaks_are_counted(&fleet, &gateway).await, 0);
 }
@@ -169,7 +173,7 @@ pub async fn a_prefill_that_fails_after_its_client_left_leaves_no_charge_behind(
     *listed = json!([worker(&workers[0]), worker(&workers[1]), listed[0]]);
     let gateway = Gateway::start(proxy, &config, &[]).await;
     let request = raw::post(CHAT, &[], chat_body("hello").to_string().as_bytes());
-    // Enough for both threads to have some.
+    // Twelve clients reach both threads.
     let mut clients = Vec::new();
     for _ in 0..12 {
         let mut client = Raw::connect(gateway.listen).await;
@@ -201,7 +205,7 @@ pub async fn a_prefill_that_fails_after_its_client_left_leaves_no_charge_behind(
     gateway.assert_comes_to_rest().await;
 }
 
-/// A worker that takes connections and says nothing.
+/// A worker that accepts connections and sends nothing.
 struct SilentWorker {
     address: SocketAddr,
     connections: Arc<Mutex<Vec<TcpStream>>>,
@@ -226,7 +230,7 @@ impl SilentWorker {
         }
     }
 
-    /// Connections taken so far.
+    /// Connections accepted so far.
     fn called(&self) -> usize {
         self.connections
             .lock()
@@ -234,7 +238,7 @@ impl SilentWorker {
             .len()
     }
 
-    /// Closes every connection and takes no more.
+    /// Closes every connection and accepts no more.
     fn hang_up(self) {
         self.accepting.abort();
         self.connections
@@ -246,7 +250,7 @@ impl SilentWorker {
 
 pub async fn found_b9_a_call_whose_client_has_left_holds_its_share_of_the_budget(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, &ROOMY).await;
-    // A worker that has not answered yet has the time of one that has.
+    // A worker without any answer yet has the same deadline as others.
     let mut config = fleet.config_with(json!({"health": {"cold_timeout_ms": 0}}));
     config["limits"] = json!({"bodies_in_flight_bytes": 3_000_000});
     let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
@@ -269,7 +273,7 @@ pub async fn found_b9_a_call_whose_client_has_left_holds_its_share_of_the_budget
         (streams == 0.0).then_some(()).ok_or(streams.to_string())
     })
     .await;
-    // The proxy keeps the body for the call that hangs: two of them are more than there may be.
+    // The proxy keeps the body for the call that hangs: a second one exceeds the budget.
     let refused = Raw::exchange(gateway.listen, request.clone()).await;
     refused.expect_code(503, "bodies_in_flight");
     // The call's deadline ends it.

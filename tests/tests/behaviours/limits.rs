@@ -1,4 +1,4 @@
-//! Large bodies: up to the limit they work, above it the client is told.
+//! Large bodies: they pass up to the limit, and are refused above it.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Reply, chat_body};
@@ -10,7 +10,7 @@ use serde_json::json;
 /// Envoy's own default, in bytes.
 const ONE_MEBIBYTE: &str = "1048576";
 
-/// A request of this many bytes and a few more. The bulk is no prompt, so that no engine computes on it.
+/// A request of at least this many bytes. The bulk is not prompt, so that no engine computes it.
 fn request_of(bytes: usize) -> Vec<u8> {
     let mut body = chat_body("hello");
     body["bulk"] = json!("x".repeat(bytes));
@@ -61,7 +61,7 @@ pub async fn a_body_above_a_limit_of_one_mebibyte_is_too_large(proxy: Proxy) {
 pub async fn a_body_of_20_megabytes_passes_the_shipped_limit(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let mut config = fleet.config();
-    // The bootstrap's limit is above the filter's own, which the configuration moves.
+    // The bootstrap's limit is above the filter's default, which the configuration raises.
     config["limits"] = json!({"body_bytes": 32 * 1024 * 1024});
     let mut gateway = Gateway::start(proxy, &config, &[]).await;
     assert_passes(&fleet, &mut gateway, 20_000_000).await;
@@ -76,12 +76,12 @@ pub async fn a_body_above_the_shipped_limit_is_too_large(proxy: Proxy) {
 pub async fn found_b13_a_body_above_the_default_limit_is_told_so_before_it_has_come(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let mut gateway = Gateway::over(proxy, &fleet).await;
-    // That it is too long is said at once, and is seen where its length is not said.
+    // A declared length is refused at once, an undeclared one when the bytes exceed the limit.
     let head = |headers| raw::head("POST /v1/chat/completions HTTP/1.1", headers);
-    let told = head(&[("content-length", "20000000")]);
-    let mut untold = head(&[("transfer-encoding", "chunked")]);
-    untold.extend(raw::chunk(&vec![b' '; 17_000_000]));
-    for request in [told, untold] {
+    let declared = head(&[("content-length", "20000000")]);
+    let mut undeclared = head(&[("transfer-encoding", "chunked")]);
+    undeclared.extend(raw::chunk(&vec![b' '; 17_000_000]));
+    for request in [declared, undeclared] {
         let reply = Raw::exchange(gateway.listen, request).await;
         let message = reply.expect_code(413, "body_too_large");
         assert!(message.contains("16777216"), "{message}");

@@ -1,4 +1,4 @@
-//! Requests that pd-router itself refuses, and how it says so.
+//! Requests that pd-router itself refuses, and the form of its refusals.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -16,16 +16,16 @@ pub const GZIPPED: &[u8] = &[
     0xb1, 0xb5, 0x00, 0xbc, 0x34, 0xbc, 0x77, 0x3b, 0x00, 0x00, 0x00,
 ];
 
-struct Refusing {
+struct Rig {
     fleet: Fleet,
     gateway: Gateway,
 }
 
-impl Refusing {
-    async fn start(proxy: Proxy) -> Refusing {
+impl Rig {
+    async fn start(proxy: Proxy) -> Rig {
         let fleet = Fleet::start(1, 1, FAST).await;
         let gateway = Gateway::over(proxy, &fleet).await;
-        Refusing { fleet, gateway }
+        Rig { fleet, gateway }
     }
 
     /// The message of the refusal, which must have this status; nothing may reach an engine, and the gateway still serves.
@@ -45,8 +45,8 @@ impl Refusing {
 }
 
 async fn refusal(proxy: Proxy, body: &'static str, status: u16) -> String {
-    let refusing = Refusing::start(proxy).await;
-    refusing.message(Ask::post(CHAT, body), status).await
+    let rig = Rig::start(proxy).await;
+    rig.message(Ask::post(CHAT, body), status).await
 }
 
 pub async fn an_unknown_model_is_not_found(proxy: Proxy) {
@@ -85,9 +85,9 @@ pub async fn an_empty_body_is_refused(proxy: Proxy) {
 }
 
 pub async fn a_compressed_body_is_refused_with_the_reason(proxy: Proxy) {
-    let refusing = Refusing::start(proxy).await;
+    let rig = Rig::start(proxy).await;
     let ask = Ask::post(CHAT, GZIPPED).header("content-encoding", "gzip");
-    let message = refusing.message(ask, 415).await;
+    let message = rig.message(ask, 415).await;
     assert!(
         message.contains("encoding") || message.contains("gzip"),
         "{message}"
@@ -95,7 +95,7 @@ pub async fn a_compressed_body_is_refused_with_the_reason(proxy: Proxy) {
 }
 
 pub async fn refused_requests_are_counted_and_reach_no_worker(proxy: Proxy) {
-    let Refusing { fleet, gateway } = Refusing::start(proxy).await;
+    let Rig { fleet, gateway } = Rig::start(proxy).await;
     for body in ["not JSON", "[]", r#"{"model":"sim"}"#] {
         gateway.send(Ask::post(CHAT, body)).await.expect_error(400);
     }

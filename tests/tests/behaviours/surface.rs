@@ -1,11 +1,11 @@
-//! Which requests go to a worker at all, by their line alone.
+//! Requests that may reach a worker, by method and path.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::{FAST, Fleet};
 use pd_router_e2e::gateway::Gateway;
 
-/// The simulated engine's own endpoints stand for those by which a real one is operated: reached, they would answer 200.
+/// The simulated engine's own endpoints stand for those by which a real one is operated: if reached, they answer 200.
 pub async fn found_b5_what_operates_an_engine_is_not_forwarded(proxy: Proxy) {
     let fleet = Fleet::start_with_aggregated(0, 0, 1, FAST).await;
     let mut gateway = Gateway::over(proxy, &fleet).await;
@@ -19,11 +19,11 @@ pub async fn found_b5_what_operates_an_engine_is_not_forwarded(proxy: Proxy) {
         Ask::delete("/__fault"),
         Ask::post("/abort_request", r#"{"abort_all": true}"#),
     ] {
-        let told = format!("{ask:?}");
+        let request = format!("{ask:?}");
         let message = gateway.send(ask).await.expect_code(404, "unknown_path");
-        assert!(message.contains("paths"), "{told}: {message}");
+        assert!(message.contains("paths"), "{request}: {message}");
     }
-    // The fault was never ordered.
+    // No fault was injected.
     gateway.assert_serves().await;
     gateway.send(Ask::get("/version")).await.expect(200);
     gateway.assert_comes_to_rest().await;

@@ -1,4 +1,4 @@
-//! The shapes in which a request can travel, and the shapes of body that a client can think of.
+//! Forms in which a request can travel, and forms of body that a client can send.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
@@ -22,7 +22,7 @@ async fn start(proxy: Proxy) -> (Fleet, Gateway) {
     (fleet, gateway)
 }
 
-/// Fails where not exactly this many hand-offs were made and used.
+/// Fails unless exactly this many hand-offs were issued and used.
 async fn assert_handed_off(fleet: &Fleet, times: u64) {
     let prefill = fleet.prefill_total().await;
     assert_eq!(prefill.handoffs_issued, times, "{prefill:?}");
@@ -103,7 +103,7 @@ pub async fn a_header_of_any_bytes_is_no_danger(proxy: Proxy) {
     assert_handed_off(&fleet, 1).await;
     let ask = Ask::get("/v1/models").header_bytes("x-t", b"\xff\xfe");
     gateway.send(ask).await.expect(200);
-    // In the very headers that a filter reads, such bytes may be refused, but no more than that.
+    // In headers that a filter reads, such bytes may be refused, but nothing worse.
     for name in [
         "authorization",
         "content-encoding",

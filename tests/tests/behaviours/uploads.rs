@@ -1,4 +1,4 @@
-//! Clients that send their bodies slowly: each has its time, and none keeps others out.
+//! Clients that send their bodies slowly: each has its deadline, and none keeps others out.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
@@ -18,7 +18,7 @@ async fn start(proxy: Proxy, limits: Value) -> (Fleet, Gateway) {
     (fleet, gateway)
 }
 
-/// A request of this many bytes and a few more, none of them prompt.
+/// A request of at least this many bytes, none of them prompt.
 fn request_of(bytes: usize) -> Vec<u8> {
     let mut body = chat_body("hello");
     body["bulk"] = json!("x".repeat(bytes));
@@ -30,11 +30,11 @@ pub async fn found_b6_a_body_that_does_not_come_in_time_is_told_so(proxy: Proxy)
     let request = request_of(1000);
     let mut slow = Raw::connect(gateway.listen).await;
     slow.write(&request[..request.len() - 10]).await;
-    // Whoever is in time is served meanwhile.
+    // Clients that send in time are served meanwhile.
     gateway.send(Ask::chat("hello")).await.expect(200);
     let message = slow.read_reply().await.expect_code(408, "body_timeout");
     assert!(message.contains("1500"), "{message}");
-    // So is one of whose body nothing has come at all.
+    // A client that sends no byte of its body gets the same refusal.
     let mut silent = Raw::connect(gateway.listen).await;
     let head = raw::head(&format!("POST {CHAT} HTTP/1.1"), &[("content-length", "9")]);
     silent.write(&head).await;
@@ -56,7 +56,7 @@ pub async fn found_b6_incomplete_bodies_give_way_to_complete_ones(proxy: Proxy) 
         let mut client = Raw::connect(gateway.listen).await;
         client.write(&request[..HELD]).await;
         slow.push(client);
-        // One after the other, so that it is known which of them came first.
+        // One connection after the other, so that their order is known.
         eventually("its head has been read", GENEROUS, || async {
             let streams = gateway.metrics().await.sum("pd_router_streams");
             match streams {
@@ -69,7 +69,7 @@ pub async fn found_b6_incomplete_bodies_give_way_to_complete_ones(proxy: Proxy) 
     let mut first = slow.remove(0);
     let first = tokio::spawn(async move { first.read_reply().await });
     eventually("the first of them gives way", GENEROUS, || async {
-        // It takes its turns with pieces of the others that are still on their way.
+        // The other bodies arrive in pieces meanwhile.
         let reply = Raw::exchange(gateway.listen, request_of(100_000)).await;
         match first.is_finished() {
             true => Ok(()),
@@ -77,12 +77,12 @@ pub async fn found_b6_incomplete_bodies_give_way_to_complete_ones(proxy: Proxy) 
         }
     })
     .await;
-    let told = first.await.unwrap_or_else(|error| panic!("{error}"));
-    told.expect_code(503, "bodies_in_flight");
+    let reply = first.await.unwrap_or_else(|error| panic!("{error}"));
+    reply.expect_code(503, "bodies_in_flight");
     Raw::exchange(gateway.listen, request_of(100_000))
         .await
         .expect(200);
-    // Who did not give way is served when the rest has come.
+    // The clients that did not give way are served once their bodies are complete.
     for client in &mut slow {
         client.write(&request[HELD..]).await;
         client.read_reply().await.expect(200);

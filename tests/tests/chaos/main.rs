@@ -1,4 +1,4 @@
-//! Engines that fail while clients ask: `pd-harness chaos` in both hosts, briefly, and at length in a soak.
+//! Engines that fail while clients send requests: `pd-harness chaos` in both hosts, briefly, and at length in a soak.
 #![forbid(unsafe_code)]
 
 mod verdicts;

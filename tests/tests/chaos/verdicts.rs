@@ -1,4 +1,4 @@
-//! What chaos says of every scenario, read as another program would read it.
+//! The output of chaos for every scenario, read as another program would read it.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -9,7 +9,7 @@ use pd_router_e2e::wait::count;
 use pd_router_e2e::{Proxy, paths};
 use serde::Deserialize;
 
-/// Ways in which a gateway learns of workers.
+/// Discovery sources of a gateway.
 const SOURCES: usize = 5;
 
 /// Scenarios that must be among those played.
@@ -41,10 +41,10 @@ const NAMED: [&str; 25] = [
     "sidecar-prefill-dead",
 ];
 
-/// Those in which the gateway sees no hand-off.
+/// Scenarios in which the gateway sees no hand-off.
 const OUT_OF_SIGHT: [&str; 1] = ["sidecar-prefill-dead"];
 
-/// At least so many clients ask at once, so at least so many requests are sent.
+/// Minimum number of concurrent clients, and so of requests.
 const CLIENTS: u64 = 40;
 
 #[derive(Deserialize)]
@@ -76,7 +76,7 @@ struct Scenario {
 
 pub async fn every_scenario_keeps_the_rules(proxy: Proxy) {
     let seconds = count(3, 30);
-    // A scenario mostly waits, but in a soak its times are to be those of a machine that does nothing else.
+    // A scenario mostly waits; in a soak it runs alone, so that its timings are those of an idle machine.
     let at_once = count(3, 1);
     let played = play(proxy, "all", seconds, at_once).await;
     let missing: Vec<_> = NAMED
@@ -91,7 +91,7 @@ pub async fn every_source_keeps_the_rules_while_workers_come_and_go(proxy: Proxy
     assert_eq!(played.len(), SOURCES, "{played:?}");
 }
 
-/// Plays these scenarios, so many at once, and checks what it says of them. Returns their names.
+/// Plays these scenarios, `at_once` at a time, and checks their results. Returns their names.
 async fn play(proxy: Proxy, scenarios: &str, seconds: usize, at_once: usize) -> BTreeSet<String> {
     let command = command(proxy, scenarios, seconds, at_once);
     let (mut process, stdout) = Process::spawn(command, "chaos");

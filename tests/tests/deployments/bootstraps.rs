@@ -1,4 +1,4 @@
-//! Every bootstrap is one that Envoy takes, and a variant of the first ones in nothing but what it must be.
+//! Envoy accepts every bootstrap, and each is a variant of the first ones in necessary points only.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ fn every_file_can_be_read() {
     }
 }
 
-/// The gateway's listener without what is a folder's own: its address, the plugin's place and configuration, and whether
+/// The gateway's listener without a folder's own parts: its address, the plugin's location and configuration, and whether
 /// a gateway in front may name a subset.
 fn listener(bootstrap: &Value, name: &str) -> Value {
     let listeners = bootstrap.pointer("/static_resources/listeners");
@@ -65,10 +65,10 @@ fn cluster<'a>(bootstrap: &'a Value, name: &str) -> Option<&'a Value> {
     clusters.iter().find(|cluster| cluster["name"] == name)
 }
 
-/// The clusters of these names are as strict about whom they reach as that of the bootstraps for plain Envoy.
+/// The clusters of these names select hosts as strictly as that of the bootstraps for plain Envoy.
 ///
 /// # Panics
-/// Where one is not, or is not there.
+/// If a cluster is missing or less strict.
 pub fn are_as_strict(bootstrap: &Value, names: [&str; 2]) {
     let reference = document(REFERENCE);
     let expected = cluster(&reference, "decode").expect("the reference has a decode cluster");
@@ -104,7 +104,7 @@ fn the_folders_bootstraps_differ_from_the_first_one_in_nothing_but_what_they_mus
     }
 }
 
-/// What a cluster of workers must have, whoever they are.
+/// Required settings of every cluster of workers.
 #[test]
 fn the_folders_clusters_reach_whom_the_filter_names_and_nobody_else() {
     let reference = document(REFERENCE);

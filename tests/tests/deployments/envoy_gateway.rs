@@ -1,4 +1,4 @@
-//! Envoy Gateway's patches: put into what it makes of the other objects, they are a configuration that Envoy takes.
+//! Envoy Gateway's patches: applied to its generated configuration, they give one that Envoy accepts.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn name_of(object: &Value) -> String {
     format!("{}/{}", text("namespace"), text("name"))
 }
 
-/// The names that Envoy Gateway makes of the objects'.
+/// Names that Envoy Gateway derives from those of the objects.
 struct Names {
     listener: String,
     decode: String,
@@ -45,7 +45,7 @@ impl Names {
     }
 }
 
-/// The filter as Envoy Gateway makes it: switched off, but where a route says otherwise.
+/// The filter as Envoy Gateway generates it: disabled, except for routes that enable it.
 fn filter(names: &Names) -> Value {
     let policy = object(PLUGIN, "EnvoyExtensionPolicy");
     let wasm = &policy["spec"]["wasm"][0];
@@ -112,7 +112,7 @@ fn decode_cluster(names: &Names) -> Value {
     })
 }
 
-/// Carries the patches out, as Envoy Gateway does: whole resources are added, others are found by their names.
+/// Applies the patches as Envoy Gateway does: whole resources are added, others are found by their names.
 fn patched(resources: &mut Vec<(String, Value)>) {
     let policy = object(PLUGIN, "EnvoyPatchPolicy");
     for patch in policy["spec"]["jsonPatches"]
@@ -142,7 +142,7 @@ fn patched(resources: &mut Vec<(String, Value)>) {
     }
 }
 
-/// What Envoy runs in the end: the bootstrap with Envoy Gateway's addition, and the patched resources.
+/// The resulting configuration of Envoy: the bootstrap with Envoy Gateway's addition, and the patched resources.
 fn composed() -> Value {
     let names = Names::of_the_manifests();
     let mut resources = vec![
@@ -186,7 +186,7 @@ fn the_clusters_of_workers_are_as_strict_as_without_a_gateway() {
     assert_eq!(composed["stats_config"], reference["stats_config"]);
 }
 
-/// All four circuit breakers are raised, for the cluster that Envoy Gateway makes.
+/// All four circuit breakers are raised for the cluster that Envoy Gateway generates.
 #[test]
 fn the_circuit_breakers_of_the_route_are_raised() {
     let policy = object(GATEWAY, "BackendTrafficPolicy");

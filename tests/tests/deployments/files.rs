@@ -1,4 +1,4 @@
-//! Owns finding and reading what lies under `envoy/`.
+//! Owns finding and reading the files under `envoy/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use pd_router_e2e::paths::workspace;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-/// A document of a YAML file, and where it is from.
+/// A document of a YAML file, and its origin.
 pub struct Document {
     /// The file, as seen from the workspace.
     pub file: String,

@@ -1,4 +1,4 @@
-//! The image: an OCI layout that gateways find `plugin.wasm` in.
+//! The image: an OCI layout in which gateways find `plugin.wasm`.
 
 use std::fs;
 use std::io::Read as _;
@@ -24,7 +24,7 @@ fn digest(content: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// A layout that was written for a test.
+/// A layout written for a test.
 struct Layout(PathBuf);
 
 impl Layout {
@@ -38,8 +38,8 @@ impl Layout {
             .args(["1.2.3", "arm64"])
             .output()
             .expect("Python starts");
-        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-        assert!(ran.status.success(), "{said}");
+        let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{errors}");
         Self(folder)
     }
 
@@ -48,7 +48,7 @@ impl Layout {
         serde_json::from_slice(&text).expect("it is JSON")
     }
 
-    /// The blob that is referred to, after a look whether it is what it is said to be.
+    /// The blob of this reference; fails if its size or digest differs.
     fn blob(&self, reference: &Value, media_type: &str) -> Vec<u8> {
         assert_eq!(reference["mediaType"], media_type);
         let name = reference["digest"].as_str().expect("a digest is a string");

@@ -1,4 +1,4 @@
-//! Istio's patches: put into what it makes of the other objects, they are a configuration that Envoy takes.
+//! Istio's patches: applied to its generated configuration, they give one that Envoy accepts.
 
 use serde_json::{Value, json};
 
@@ -14,14 +14,14 @@ const WASM_PLUGIN: &str = "envoy/istio/wasm-plugin.yaml";
 const ROUTER: &str = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
 const MANAGER: &str = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
-/// What Istio makes of a gateway and a route before it is patched.
-struct Made {
+/// Istio's configuration for a gateway and a route, before the patches.
+struct GeneratedConfig {
     listener: Value,
     clusters: Vec<Value>,
     extensions: Vec<Value>,
 }
 
-/// What Istio calls the cluster of the route's destination.
+/// Istio's name of the cluster of the route's destination.
 fn decode_cluster() -> String {
     let route = object(GATEWAY, "VirtualService");
     let destination = &route["spec"]["http"][0]["route"][0]["destination"];
@@ -29,8 +29,8 @@ fn decode_cluster() -> String {
     format!("outbound|{}||{host}", destination["port"]["number"])
 }
 
-impl Made {
-    /// With these filters before the router, which mark the places of WasmPlugins.
+impl GeneratedConfig {
+    /// A configuration with these filters before the router; they mark the places of WasmPlugins.
     fn with_filters(names: &[&str]) -> Self {
         let decode = decode_cluster();
         let marks = names.iter().map(|name| json!({"name": name}));
@@ -75,7 +75,7 @@ impl Made {
         filters.as_array_mut().expect("the filters are a list")
     }
 
-    /// Carries out every patch of the file; how many found nothing to patch.
+    /// Applies every patch of the file; returns how many found nothing to patch.
     fn patch(&mut self, file: &str) -> usize {
         let filters = documents(file)
             .into_iter()
@@ -132,7 +132,7 @@ impl Made {
         true
     }
 
-    /// What Envoy runs in the end: extensions are discovered, and the agent has fetched the image.
+    /// The resulting configuration of Envoy: extensions are discovered, and the agent has fetched the image.
     fn composed(mut self) -> Value {
         let extensions = std::mem::take(&mut self.extensions);
         for filter in self.http_filters() {
@@ -154,12 +154,12 @@ impl Made {
     }
 }
 
-/// As with `kubectl apply` of the gateway, the filter and its place.
-fn placed() -> Made {
-    let mut made = Made::with_filters(&[]);
-    assert_eq!(made.patch(FILTER), 0);
-    assert_eq!(made.patch(PLACE), 0);
-    made
+/// The result of `kubectl apply` for the gateway, the filter and its place.
+fn placed() -> GeneratedConfig {
+    let mut generated = GeneratedConfig::with_filters(&[]);
+    assert_eq!(generated.patch(FILTER), 0);
+    assert_eq!(generated.patch(PLACE), 0);
+    generated
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn what_the_patches_make_is_a_configuration_that_envoy_takes() {
     is_taken("envoy/istio", &placed().composed().to_string());
 }
 
-/// Under each of the names that Istio's releases have for a WasmPlugin's filter.
+/// One case for each name that Istio's releases have for a WasmPlugin's filter.
 #[test]
 fn a_wasm_plugin_marks_the_place_as_well() {
     let plugin = object(WASM_PLUGIN, "WasmPlugin");
@@ -178,14 +178,14 @@ fn a_wasm_plugin_marks_the_place_as_well() {
         format!("extensions.istio.io/wasmplugin/{id}"),
         format!("extensions.istio.io/trafficextension/{id}~istio-translated-wasmplugin"),
     ] {
-        let mut made = Made::with_filters(&[&name]);
-        made.patch(FILTER);
+        let mut generated = GeneratedConfig::with_filters(&[&name]);
+        generated.patch(FILTER);
         assert_eq!(
-            made.patch(WASM_PLUGIN),
+            generated.patch(WASM_PLUGIN),
             1,
             "{name}: one of two patches is for it"
         );
-        assert_eq!(made.composed(), expected, "{name}");
+        assert_eq!(generated.composed(), expected, "{name}");
     }
 }
 
@@ -197,11 +197,11 @@ fn the_clusters_of_workers_are_as_strict_as_without_a_gateway() {
     are_as_strict(&composed, [decode.as_str(), "llm-prefill"]);
 }
 
-/// The filter's configuration names clusters that are there.
+/// The filter's configuration names existing clusters.
 #[test]
 fn the_clusters_that_the_filters_configuration_names_are_there() {
-    let made = placed();
-    let value = &made.extensions[0]["typed_config"]["config"]["configuration"]["value"];
+    let generated = placed();
+    let value = &generated.extensions[0]["typed_config"]["config"]["configuration"]["value"];
     let config = value.as_str().expect("the configuration is a string");
     let config: Value = serde_json::from_str(config).expect("it is JSON");
     let pool = &config["pools"][0];
@@ -211,7 +211,10 @@ fn the_clusters_that_the_filters_configuration_names_are_there() {
     let named = named.filter_map(|(_, name)| name.as_str());
     let source = pool["discovery"]["envoy_clusters"]["cluster"].as_str();
     for name in members.chain(named).chain(source) {
-        let there = made.clusters.iter().any(|cluster| cluster["name"] == name);
+        let there = generated
+            .clusters
+            .iter()
+            .any(|cluster| cluster["name"] == name);
         assert!(there, "there is no cluster {name}");
     }
 }

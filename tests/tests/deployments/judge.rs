@@ -1,4 +1,4 @@
-//! Owns asking Envoy whether it would start with a bootstrap.
+//! Owns the check whether Envoy would start with a bootstrap.
 
 use std::fs;
 use std::process::Command;
@@ -6,14 +6,14 @@ use std::process::Command;
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
 
-/// Where the bootstraps look for the plugin: from the repository's root, and in the Kubernetes folders' pods.
+/// Locations of the plugin in the bootstraps: from the repository's root, and in the Kubernetes folders' pods.
 const PLUGIN_PLACES: [&str; 2] = ["target/pd_router.wasm", "/plugin/plugin.wasm"];
 
-/// Envoy looks at the bootstrap, YAML or JSON, as it does when it starts, the plugin and its configuration included, and serves
+/// Envoy validates the bootstrap, YAML or JSON, as at a start, with the plugin and its configuration, and serves
 /// nothing.
 ///
 /// # Panics
-/// With Envoy's words, where it would not start.
+/// With Envoy's message, if it would not start.
 pub fn is_taken(title: &str, bootstrap: &str) {
     let plugin = paths::plugin().display().to_string();
     let bootstrap_with = |text: String, place: &str| text.replace(place, &plugin);
@@ -30,10 +30,10 @@ pub fn is_taken(title: &str, bootstrap: &str) {
         .arg(&file)
         .output()
         .unwrap_or_else(|error| panic!("Envoy does not start: {error}"));
-    let said = String::from_utf8_lossy(&judged.stderr).into_owned();
-    assert!(judged.status.success(), "{title}: {said}");
+    let errors = String::from_utf8_lossy(&judged.stderr).into_owned();
+    assert!(judged.status.success(), "{title}: {errors}");
     assert!(
-        !said.contains("deprecated"),
-        "{title} says what Envoy will not hear any more: {said}"
+        !errors.contains("deprecated"),
+        "{title} has what Envoy no longer accepts: {errors}"
     );
 }

@@ -1,4 +1,4 @@
-//! What an operator applies is right: manifests, bootstraps, the image, the dashboard, the alerts.
+//! Files that an operator applies: manifests, bootstraps, the image, the dashboard, the alerts.
 #![forbid(unsafe_code)]
 
 mod bootstraps;

@@ -58,7 +58,7 @@ fn every_object_fits_its_schema() {
     }
 }
 
-/// A schema that takes everything would find nothing.
+/// A schema that accepts everything would find nothing.
 #[test]
 fn every_schema_refuses_a_field_that_it_does_not_know() {
     let schemas = schemas();
@@ -84,7 +84,7 @@ fn every_folder_says_how_to_apply_it() {
     }
 }
 
-/// Links within the repository; what a page does not have is not looked for.
+/// Links within the repository; other links are not checked.
 #[test]
 fn every_link_of_a_page_leads_somewhere() {
     let mut pages: Vec<String> = folders()
@@ -134,7 +134,7 @@ fn every_kustomization_names_what_is_there() {
     }
 }
 
-/// A service's selector finds the pods of a deployment in the same file, and its port is one that they have.
+/// A service's selector finds the pods of a deployment in the same file, and its port is one of theirs.
 #[test]
 fn every_service_finds_its_pods() {
     let objects = objects();
@@ -174,7 +174,7 @@ fn ports_of(pods: &Value) -> Vec<Value> {
         .collect()
 }
 
-/// Envoy finds the pool's pods by a service: both must mean the same ones.
+/// Envoy finds the pool's pods through a service: both must select the same pods.
 #[test]
 fn the_inference_pool_and_its_service_mean_the_same_pods() {
     let file = "envoy/inference-pool/workers.yaml";

@@ -1,8 +1,8 @@
-//! Owns what gateways do with the patches that they are given: JSON Patch's `add`, and merging as protocol buffers do.
+//! Owns the effect of gateways' patches: JSON Patch's `add`, and merging as protocol buffers do.
 
 use serde_json::{Map, Value};
 
-/// Merges as a protocol buffer is merged: fields one by one, lists joined.
+/// Merges like a protocol buffer: field by field, lists concatenated.
 pub fn merge(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -15,7 +15,7 @@ pub fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-/// `add` of RFC 6902, where what is on the way is made if it is not there: so Envoy Gateway has it.
+/// `add` of RFC 6902, which creates missing parents, as in Envoy Gateway.
 pub fn add(into: &mut Value, pointer: &str, value: &Value) {
     let mut at = into;
     for step in pointer.split('/').skip(1) {
@@ -43,7 +43,7 @@ pub fn add(into: &mut Value, pointer: &str, value: &Value) {
     *at = value.clone();
 }
 
-/// What a JSON path selects, of the one form that the manifests use: `$..LIST[?(@.name=='NAME')].FIELD.FIELD`.
+/// Selection by a JSON path of the one form that the manifests use: `$..LIST[?(@.name=='NAME')].FIELD.FIELD`.
 pub fn selected<'a>(within: &'a mut Value, json_path: &str) -> Vec<&'a mut Value> {
     let parts = json_path
         .strip_prefix("$..")

@@ -1,4 +1,4 @@
-//! The page on plain Envoy: what it says to type makes a configuration that Envoy takes, with the workers it says.
+//! The page on plain Envoy: its commands make a configuration that Envoy accepts, with the workers that the page names.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::files::read;
 use crate::judge::is_taken;
 
-/// The one block of the page that is a shell script.
+/// The page's only block that is a shell script.
 fn script() -> String {
     let page = read("envoy/plain/README.md");
     let mut blocks = page.split("```sh\n").skip(1);

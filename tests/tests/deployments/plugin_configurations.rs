@@ -1,4 +1,4 @@
-//! Every configuration of the plugin that lies somewhere in a file is one that it takes.
+//! The plugin accepts every plugin configuration in the repository's files.
 
 use routing::config::{Config, Discovery, ProtocolName};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use crate::files::{bootstraps, document, objects};
 
 const STRING: &str = "type.googleapis.com/google.protobuf.StringValue";
 
-/// The plugin configurations in an Envoy configuration: the strings that are given to a Wasm extension.
+/// The plugin configurations in an Envoy configuration: the strings given to a Wasm extension.
 fn strings_within<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| strings_within(item, found)),
@@ -23,7 +23,7 @@ fn strings_within<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
     }
 }
 
-/// Where each is from, and the configuration.
+/// Origin of each configuration, and the configuration.
 fn all() -> Vec<(String, Config)> {
     let mut texts = Vec::new();
     for file in bootstraps() {
@@ -88,7 +88,7 @@ fn every_configuration_is_one_that_the_plugin_takes() {
     }
 }
 
-/// The clusters that a bootstrap's configuration speaks of are clusters of that bootstrap.
+/// The clusters named in a bootstrap's plugin configuration are clusters of that bootstrap.
 #[test]
 fn every_cluster_that_a_bootstraps_configuration_names_is_there() {
     for file in bootstraps() {

@@ -1,4 +1,4 @@
-//! The dashboard and the alerts: valid, and speaking only of metrics that `docs/metrics.md` has.
+//! The dashboard and the alerts: valid, and with metrics of `docs/metrics.md` only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use crate::files::{document, read};
 const DASHBOARD: &str = "envoy/dashboard/pd-router.json";
 const ALERTS: &str = "envoy/dashboard/alerts.yaml";
 
-/// Labels that Prometheus gives to whatever it collects.
+/// Labels that Prometheus adds to every series.
 const COLLECTED: [&str; 2] = ["job", "instance"];
 
-/// What the page says of one metric.
+/// A metric's row on the page.
 struct Metric {
     kind: String,
     labels: BTreeSet<String>,
@@ -42,7 +42,7 @@ fn documented() -> BTreeMap<String, Metric> {
     rows.map(metric).collect()
 }
 
-/// The metric that a series belongs to, and the labels it may have.
+/// The metric of a series, and its possible labels.
 fn labels_of(series: &str, known: &BTreeMap<String, Metric>) -> Option<BTreeSet<String>> {
     if let Some(metric) = known.get(series) {
         let plain = metric.kind != "histogram";
@@ -61,7 +61,7 @@ fn labels_of(series: &str, known: &BTreeMap<String, Metric>) -> Option<BTreeSet<
     Some(labels)
 }
 
-/// Grafana's variables stand for something when it asks.
+/// Grafana replaces its variables before it sends a query.
 fn parsed(expression: &str) -> Expr {
     let text = expression
         .replace("$__rate_interval", "5m")
@@ -72,40 +72,40 @@ fn parsed(expression: &str) -> Expr {
     parser::parse(&text).unwrap_or_else(|error| panic!("{expression}: {error}"))
 }
 
-/// What an expression speaks of.
+/// Series and labels that an expression uses.
 #[derive(Default)]
-struct Spoken {
-    /// Each series, with the labels that it is selected by.
+struct ExpressionParts {
+    /// Each series, with the labels of its selector.
     selectors: Vec<(String, Vec<String>)>,
-    /// Labels that results are grouped or matched by.
+    /// Labels by which results are grouped or matched.
     grouped: BTreeSet<String>,
 }
 
-impl Spoken {
+impl ExpressionParts {
     fn of(expression: &str) -> Self {
-        let mut spoken = Self::default();
-        spoken.listen(&parsed(expression));
-        spoken
+        let mut parts = Self::default();
+        parts.visit(&parsed(expression));
+        parts
     }
 
-    fn listen(&mut self, expression: &Expr) {
+    fn visit(&mut self, expression: &Expr) {
         match expression {
             Expr::VectorSelector(selector) => self.selector(selector),
             Expr::MatrixSelector(matrix) => self.selector(&matrix.vs),
             Expr::Aggregate(aggregate) => {
                 self.modifier(aggregate.modifier.as_ref());
-                self.listen(&aggregate.expr);
+                self.visit(&aggregate.expr);
             }
             Expr::Binary(binary) => {
                 let matching = binary.modifier.as_ref();
                 self.modifier(matching.and_then(|modifier| modifier.matching.as_ref()));
-                self.listen(&binary.lhs);
-                self.listen(&binary.rhs);
+                self.visit(&binary.lhs);
+                self.visit(&binary.rhs);
             }
-            Expr::Call(call) => call.args.args.iter().for_each(|given| self.listen(given)),
-            Expr::Paren(within) => self.listen(&within.expr),
-            Expr::Subquery(within) => self.listen(&within.expr),
-            Expr::Unary(within) => self.listen(&within.expr),
+            Expr::Call(call) => call.args.args.iter().for_each(|given| self.visit(given)),
+            Expr::Paren(within) => self.visit(&within.expr),
+            Expr::Subquery(within) => self.visit(&within.expr),
+            Expr::Unary(within) => self.visit(&within.expr),
             Expr::NumberLiteral(_) | Expr::StringLiteral(_) => {}
             Expr::Extension(_) => panic!("an extension is no PromQL"),
         }
@@ -132,12 +132,12 @@ fn named(matchers: &Matchers) -> Vec<String> {
     of.collect()
 }
 
-/// Every series is of a metric of the page, and every label one that it has.
+/// Every series is of a metric of the page, and every label one of that metric's.
 fn is_documented(title: &str, expression: &str, known: &BTreeMap<String, Metric>) -> Vec<String> {
-    let spoken = Spoken::of(expression);
-    assert!(!spoken.selectors.is_empty(), "{title}: {expression}");
+    let parts = ExpressionParts::of(expression);
+    assert!(!parts.selectors.is_empty(), "{title}: {expression}");
     let mut available: BTreeSet<String> = COLLECTED.map(str::to_owned).into();
-    for (series, labels) in &spoken.selectors {
+    for (series, labels) in &parts.selectors {
         let documented = labels_of(series, known)
             .unwrap_or_else(|| panic!("{title}: docs/metrics.md has no {series}"));
         for label in labels {
@@ -146,13 +146,13 @@ fn is_documented(title: &str, expression: &str, known: &BTreeMap<String, Metric>
         }
         available.extend(documented);
     }
-    for label in &spoken.grouped {
+    for label in &parts.grouped {
         assert!(
             available.contains(label),
             "{title}: nothing has the label {label}"
         );
     }
-    spoken
+    parts
         .selectors
         .into_iter()
         .map(|(series, _)| series)
@@ -297,7 +297,7 @@ fn the_alerts_fit_their_schema_and_speak_of_documented_metrics() {
     }
 }
 
-/// Everything that is written as a metric's name in a page.
+/// All words of a page with the form of a metric's name.
 fn names_in(page: &str) -> BTreeSet<String> {
     let part_of_a_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let words = page.split(|letter| !part_of_a_name(letter));
@@ -313,7 +313,7 @@ fn the_pages_for_operators_speak_of_documented_metrics() {
     for page in ["docs/troubleshooting.md", "docs/upgrading.md"] {
         for name in names_in(&read(page)) {
             let id_of_a_vm = name == "pd_router_2";
-            // Without its labels, as it looks where nobody takes them apart.
+            // Without its labels, in the form before they are extracted.
             let base = name.split("___").next().unwrap_or_default();
             let base = base.strip_suffix("_reason").unwrap_or(base);
             assert!(id_of_a_vm || known.contains_key(base), "{page}: {name}");
@@ -323,7 +323,7 @@ fn the_pages_for_operators_speak_of_documented_metrics() {
     assert!(seen > 15, "only {seen} names");
 }
 
-/// Whoever meets an error of the filter's finds it among the symptoms.
+/// Every error code of the filter is among the symptoms.
 #[test]
 fn every_code_of_an_error_is_in_troubleshooting() {
     let page = read("docs/troubleshooting.md");
@@ -331,7 +331,7 @@ fn every_code_of_an_error_is_in_troubleshooting() {
     let codes = errors.lines().filter_map(|line| {
         let cell = line.strip_prefix('|')?.split('|').nth(4)?;
         let code = cell.trim().strip_prefix('`')?.strip_suffix('`')?;
-        // An unknown model is told as an engine tells it: with a status for a code.
+        // An unknown model has an engine's kind of code: a status.
         code.parse::<u16>().is_err().then_some(code)
     });
     let codes: BTreeSet<&str> = codes.filter(|code| *code != "code").collect();

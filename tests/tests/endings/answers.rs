@@ -1,4 +1,4 @@
-//! What an answer says: one that says nothing is none, and a good end waits for the prefill beside it.
+//! Content of answers: an answer without content is none, and a good end waits for the concurrent prefill.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{Role, static_config};
-use pd_router_e2e::gateway::{Build, Gateway};
+use pd_router_e2e::gateway::{Gateway, GatewayParts};
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
-use pd_router_e2e::trailing::Trailing;
+use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
+use pd_router_e2e::trailer_worker::TrailerWorker;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -20,20 +20,20 @@ const TOKEN: &str =
     r#"data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
 const DONE: &str = "data: [DONE]";
 
-/// Envoy's option with which it takes trailers of workers.
+/// Envoy's option to accept trailers from workers.
 const TRAILERS: &str = "http_protocol_options: { enable_trailers: true }";
 
-/// Pieces of an answer that come one after the other: so many take longer than all that decode says.
+/// Pieces of an answer, sent one after the other: together they take longer than all of decode's answer.
 const LATE: usize = 40;
 
-/// A prefill worker that fails when decode is through.
-async fn fails_late() -> Scripted {
+/// A prefill worker that fails after decode has ended.
+async fn fails_late() -> ScriptedWorker {
     let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
-    Scripted::start(move |_| late.clone()).await
+    ScriptedWorker::start(move |_| late.clone()).await
 }
 
-/// A pool of a prefill and a decode worker that are called at once.
-fn side_by_side(prefill: &Scripted, decode: Value) -> Value {
+/// A pool of a prefill and a decode worker whose legs run at once.
+fn side_by_side(prefill: &ScriptedWorker, decode: Value) -> Value {
     let workers = vec![prefill.listed(Role::Prefill), decode];
     static_config(
         workers,
@@ -41,8 +41,8 @@ fn side_by_side(prefill: &Scripted, decode: Value) -> Value {
     )
 }
 
-/// The shipped bootstrap, which speaks so with workers.
-fn speaking(options: &str) -> Build {
+/// The shipped bootstrap with these protocol options towards workers.
+fn speaking(options: &str) -> GatewayParts {
     let plain = "explicit_http_config: { http_protocol_options: {} }";
     let shipped = std::fs::read_to_string(paths::bootstrap())
         .unwrap_or_else(|error| panic!("no bootstrap: {error}"));
@@ -51,13 +51,13 @@ fn speaking(options: &str) -> Build {
     let file = paths::scratch().join(format!("{}.yaml", unique_name("trailers")));
     std::fs::write(&file, shipped.replace(plain, &spoken))
         .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
-    Build {
+    GatewayParts {
         bootstrap: file,
-        ..Build::on_threads(2)
+        ..GatewayParts::on_threads(2)
     }
 }
 
-/// Asks for a stream whose prefill fails: whatever of it is read, its end is not.
+/// Requests a stream whose prefill fails: a part of it may arrive, but never its end.
 async fn assert_no_good_end(gateway: &Gateway, case: &str) {
     let mut body = chat_body("hello");
     body["stream"] = json!(true);
@@ -70,11 +70,11 @@ async fn assert_no_good_end(gateway: &Gateway, case: &str) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// HTTP/2 has trailers wherever an engine sends them.
+/// HTTP/2 passes trailers on from any engine.
 pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(proxy: Proxy) {
     let speaks = |answer: Answer| {
         let here = Ipv4Addr::LOCALHOST.into();
-        Scripted::start_at(here, Speaks::Http2, move |_| answer.clone())
+        ScriptedWorker::start_at(here, HttpVersion::Http2, move |_| answer.clone())
     };
     let build = speaking("http2_protocol_options: {}");
     let ping = Answer::stream([": ping\n\n".to_owned()]).trailer("x-end", "1");
@@ -96,7 +96,7 @@ pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(p
 }
 
 pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy) {
-    let empty = Trailing::start(": ping\n\n").await;
+    let empty = TrailerWorker::start(": ping\n\n").await;
     let config = static_config(
         vec![empty.listed(Role::Aggregated)],
         json!({"protocol": "aggregated"}),
@@ -106,7 +106,7 @@ pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy)
     reply.expect_code(502, "empty_answer");
 
     let prefill = fails_late().await;
-    let good = Trailing::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
+    let good = TrailerWorker::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
     let config = side_by_side(&prefill, good.listed(Role::Decode));
     let gateway = Gateway::build(proxy, &speaking(TRAILERS), &config, &[]).await;
     assert_no_good_end(&gateway, "trailers").await;
@@ -131,14 +131,14 @@ pub async fn found_b12_no_part_of_a_good_end_passes_before_prefill_is_good(proxy
         ),
     ] {
         let prefill = fails_late().await;
-        let decode = Scripted::start(move |_| answer.clone()).await;
+        let decode = ScriptedWorker::start(move |_| answer.clone()).await;
         let config = side_by_side(&prefill, decode.listed(Role::Decode));
         let gateway = Gateway::start(proxy, &config, &[]).await;
         assert_no_good_end(&gateway, case).await;
     }
 }
 
-/// The first prefill fails at once, so that the answer comes by a recovery; the prefill beside that one is late.
+/// The first prefill fails at once, so that a recovery answers; the prefill beside the recovery is late.
 pub async fn found_b12_a_recovered_answer_waits_for_its_own_prefill(proxy: Proxy) {
     let pieces = vec![" ".to_owned(); LATE];
     let good = Answer::json_in_pieces([pieces.clone(), vec!["{}".to_owned()]].concat());
@@ -147,14 +147,14 @@ pub async fn found_b12_a_recovered_answer_waits_for_its_own_prefill(proxy: Proxy
         let calls = Arc::new(AtomicUsize::new(0));
         let prefill = || {
             let (calls, second) = (Arc::clone(&calls), second.clone());
-            Scripted::start(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+            ScriptedWorker::start(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
                 0 => Answer::json("{}").status(500),
                 _ => second.clone(),
             })
         };
         let prefills = [prefill().await, prefill().await];
         let answer = Answer::stream([format!("{TOKEN}\n\n{DONE}\n\n")]);
-        let decode = Scripted::start(move |_| answer.clone()).await;
+        let decode = ScriptedWorker::start(move |_| answer.clone()).await;
         let [one, other] = &prefills;
         let workers = [one, other].map(|worker| worker.listed(Role::Prefill));
         let workers = [workers.as_slice(), &[decode.listed(Role::Decode)]].concat();
@@ -183,10 +183,10 @@ pub async fn found_w2_another_worker_answers_where_one_says_nothing(proxy: Proxy
         json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "abort"}],
             "usage": {"completion_tokens": 0}}),
     ] {
-        let said = empty.to_string();
-        let mute = Scripted::start(move |_| Answer::json(said.clone())).await;
-        let said = good.to_string();
-        let other = Scripted::start(move |_| Answer::json(said.clone())).await;
+        let answer = empty.to_string();
+        let mute = ScriptedWorker::start(move |_| Answer::json(answer.clone())).await;
+        let answer = good.to_string();
+        let other = ScriptedWorker::start(move |_| Answer::json(answer.clone())).await;
         let workers = vec![
             mute.listed(Role::Aggregated),
             other.listed(Role::Aggregated),

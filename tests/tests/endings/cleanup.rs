@@ -1,4 +1,4 @@
-//! Clients that leave during prefill: its blocks are fetched for nobody, or counted.
+//! Clients that leave during prefill: a clean-up leg fetches the blocks, or they are counted.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::chat_body;
@@ -34,7 +34,7 @@ async fn write(gateway: &Gateway, body: &Value) -> Raw {
     client
 }
 
-/// Sends these requests one after the other, each until its prefill has begun, and leaves them.
+/// Sends these requests one after the other, each until its prefill has begun, and leaves.
 async fn leave_during_prefill(fleet: &Fleet, gateway: &Gateway, bodies: &[Value]) {
     let mut clients = Vec::new();
     let before = fleet.prefill_total().await.requests;
@@ -49,7 +49,7 @@ async fn leave_during_prefill(fleet: &Fleet, gateway: &Gateway, bodies: &[Value]
         Err(format!("{state:?}"))
     })
     .await;
-    // The first of them takes half a second more, and each next one as long.
+    // Each prefill takes half a second, one after the other.
     drop(clients);
     eventually("the prefills end", GENEROUS, || async {
         let state = fleet.prefill_total().await;
@@ -71,13 +71,13 @@ fn of_fate(metrics: &Metrics, fate: &str) -> (f64, f64) {
     (of("handoffs"), of("blocks"))
 }
 
-/// What is known to be left, and what may be.
+/// Hand-offs known to be left, and hand-offs that may be.
 fn leaked(metrics: &Metrics) -> (f64, f64) {
     let [known, unknown] = ["leaked", "unknown"].map(|fate| of_fate(metrics, fate));
     (known.0 + unknown.0, known.1 + unknown.1)
 }
 
-/// Waits until the gateway has counted exactly what nobody pulled.
+/// Waits until the gateway has counted exactly the hand-offs that were never pulled.
 async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway, hand_offs: u64) {
     eventually("what is left is counted", GENEROUS, || async {
         let state = fleet.prefill_total().await;
@@ -149,7 +149,7 @@ pub async fn what_a_clean_up_cannot_fetch_is_counted(proxy: Proxy) {
     }
     leave_during_prefill(&fleet, &gateway, &[long_body(), long_body()]).await;
     assert_leaks_are_counted(&fleet, &gateway, 2).await;
-    // Whom nobody answered may have fetched it before.
+    // A clean-up leg without an answer may have fetched its hand-off before.
     let known = of_fate(&gateway.metrics().await, "leaked");
     assert_eq!(known, (0.0, 0.0));
     gateway.assert_comes_to_rest().await;
@@ -162,7 +162,7 @@ pub async fn without_clean_up_what_is_left_is_counted(proxy: Proxy) {
     leave_during_prefill(&fleet, &gateway, &[long_body(), long_body()]).await;
     assert_leaks_are_counted(&fleet, &gateway, 2).await;
     assert_eq!(fleet.decode_total().await.requests, 0);
-    // Nobody was asked to fetch it.
+    // No leg was sent that could have fetched it.
     let unknown = of_fate(&gateway.metrics().await, "unknown");
     assert_eq!(unknown, (0.0, 0.0));
     assert_eq!(cleaned_up(&gateway.metrics().await), 0.0);
@@ -210,7 +210,7 @@ pub async fn a_client_that_leaves_during_decode_leaves_nothing_to_clean_up(proxy
     assert_eq!(fleet.prefill_total().await.blocks_unpulled, 0);
 }
 
-/// Their decode legs have not begun to answer, and may have fetched what prefill computed or not: nobody knows that it leaks.
+/// Their decode legs have no answer yet and may or may not have fetched the hand-off: the leak is in doubt.
 pub async fn found_b18_what_decode_was_asked_to_fetch_is_in_doubt_when_clients_leave(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;

@@ -1,4 +1,4 @@
-//! A prefill that is late: a second worker is called beside the first, and what the first computes is not left lying.
+//! A late prefill: a second worker is called beside the first, and the first one's hand-off is cleaned up.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
-/// How late the first worker is: far beyond what a busy machine makes of a quick answer.
+/// Delay of the first worker, in milliseconds: far longer than a quick answer on a busy machine.
 const LATE_MS: u64 = 6_000;
 
 pub async fn a_late_prefill_gets_a_second_beside_it(proxy: Proxy) {
@@ -18,8 +18,8 @@ pub async fn a_late_prefill_gets_a_second_beside_it(proxy: Proxy) {
     let gateway = Gateway::start(proxy, &fleet.config_with(pool), &[]).await;
     let late = json!({"kind": "delay", "ms": LATE_MS});
     fleet.prefill[0].fault(&late).await;
-    let asked = Instant::now();
-    // In turns: one of the two meets the late worker on each thread.
+    let sent = Instant::now();
+    // Round robin: on each thread one of two requests meets the late worker.
     for ask in [
         Ask::chat("one"),
         Ask::chat_stream("two"),
@@ -28,11 +28,11 @@ pub async fn a_late_prefill_gets_a_second_beside_it(proxy: Proxy) {
     ] {
         gateway.send(ask).await.expect(200);
     }
-    assert!(asked.elapsed() < Duration::from_millis(LATE_MS));
+    assert!(sent.elapsed() < Duration::from_millis(LATE_MS));
     let metrics = gateway.metrics().await;
     let hedges = metrics.expect("pd_router_hedges_total");
     assert!(hedges >= 1.0, "{hedges}");
-    // The late ones end at last, and what they have computed is fetched for nobody, or is known to be left.
+    // The late prefills end at last; their hand-offs are fetched by clean-up legs, or counted as left.
     eventually("the late prefills end", GENEROUS, || async {
         let state = fleet.prefill_total().await;
         match state.running == 0 && state.handoffs_issued as f64 == 4.0 + hedges {

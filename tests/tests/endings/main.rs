@@ -1,4 +1,4 @@
-//! How requests end: with prefill's own answer, with an error that says why, or without their client.
+//! Ends of requests: prefill's own answer, an error with its reason, or a client that has left.
 #![forbid(unsafe_code)]
 
 mod answers;

@@ -1,4 +1,4 @@
-//! Answers of prefill that carry no hand-off: the whole answer, or a failure.
+//! Answers of prefill without a hand-off: a complete answer, or a failure.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 const ENDS: &str = "this one <|end|>";
 const LOSES: &str = "this one <|lose|>";
 
-/// Prefill ran once, and decode was left alone.
+/// Fails unless prefill ran this often and decode got no request.
 async fn assert_prefill_alone(fleet: &Fleet, times: u64) {
     let prefill = fleet.prefill_total().await;
     assert_eq!(prefill.requests, times, "{prefill:?}");
@@ -63,8 +63,8 @@ pub async fn a_prefill_that_ends_the_answer_is_a_stream_for_who_asked_for_one(pr
         assert_eq!(reasons, [&json!("stop")], "{events:?}");
         let chunk = |event: &Value| event["object"] == "chat.completion.chunk";
         assert!(events.iter().all(chunk), "{events:?}");
-        let told = events.iter().any(|event| event["usage"].is_object());
-        assert_eq!(told, usage, "{events:?}");
+        let has_usage = events.iter().any(|event| event["usage"].is_object());
+        assert_eq!(has_usage, usage, "{events:?}");
         assert!(!reply.text().contains("kv_transfer_params"), "{events:?}");
     }
     assert_prefill_alone(&fleet, 2).await;

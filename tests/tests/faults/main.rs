@@ -1,11 +1,11 @@
-//! The table of docs/failures.md: each row a test, in a module for each protocol that it speaks of. One protocol of each kind
-//! (prefill before decode, beside it, and nobody's prefill) is tried in both hosts; what the others do differs in bytes only.
+//! The table of docs/failures.md: each row a test, in a module for each of its protocols. One protocol of each kind
+//! (prefill before decode, prefill beside decode, no prefill) runs in both hosts; the others differ in bytes only.
 #![forbid(unsafe_code)]
 
 mod row;
 mod rows;
 
-/// Makes of each protocol a module with the rows that it has, and of those the tests.
+/// Makes a module of each protocol with its rows, and a test of each row.
 macro_rules! columns {
     ($(@$only:ident only)? $($column:ident = $protocol:ident { $($row:ident,)* })*) => {
         $(mod $column {

@@ -1,45 +1,45 @@
-//! One row of docs/failures.md under one protocol: who is made to fail, what clients see, and what is left afterwards.
+//! One row of docs/failures.md under one protocol: the faulty workers, the clients' answers, and the final state.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, chat_body};
 use pd_router_e2e::engines::{Role, in_turns, with};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::stage::{Plot, Stage};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
 pub const CHAT: &str = "/v1/chat/completions";
 
-/// Milliseconds until a prefill, a first token, or the next token is too late: short for tests that wait for it, long
+/// Milliseconds until a prefill, a first token or a next token is late: short for tests that wait for it, long
 /// for engines that answer at once on a busy machine.
 pub const LIMIT_MS: u64 = 2000;
 
 /// Failures in a row after which a worker is ejected.
 const EJECT_AFTER: u64 = 2;
 
-/// The tokens that clients ask for.
+/// Requested tokens.
 pub const TOKENS: u64 = 4;
 
-/// Requests sent at once while one of two workers fails: in turns on two threads, it gets one of them at least.
+/// Requests sent at once while one of two workers fails: round robin on two threads gives it at least one of them.
 const REQUESTS: usize = 8;
 
-/// How a client asks.
+/// Requested form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// For an answer in one piece.
-    Whole,
-    /// For a stream.
+pub enum AnswerMode {
+    /// In one piece.
+    Unstreamed,
+    /// As a stream.
     Streamed,
 }
 
-pub const BOTH: &[Asked] = &[Asked::Whole, Asked::Streamed];
-pub const WHOLE: &[Asked] = &[Asked::Whole];
-pub const STREAMED: &[Asked] = &[Asked::Streamed];
+pub const BOTH: &[AnswerMode] = &[AnswerMode::Unstreamed, AnswerMode::Streamed];
+pub const UNSTREAMED: &[AnswerMode] = &[AnswerMode::Unstreamed];
+pub const STREAMED: &[AnswerMode] = &[AnswerMode::Streamed];
 
-/// Short limits, and blame that comes quickly.
+/// Short limits, and an early ejection.
 fn pool() -> Value {
     let limits = json!({
         "prefill": {"base_timeout_ms": LIMIT_MS, "timeout_ms_per_1k_tokens": 0},
@@ -53,29 +53,29 @@ fn pool() -> Value {
     with(in_turns(), limits)
 }
 
-/// A status that an engine gives before any work, with a body of its own.
+/// A status that an engine answers before any work, with a body of its own.
 pub fn status(status: u16) -> Value {
-    json!({"kind": "status", "status": status, "headers": {"retry-after": "7"}, "body": said(status)})
+    json!({"kind": "status", "status": status, "headers": {"retry-after": "7"}, "body": error_body(status)})
 }
 
 /// The body of that status.
-fn said(status: u16) -> String {
+fn error_body(status: u16) -> String {
     format!("{{\"error\": {{ \"message\":\"the engine says {status}\",\"code\":{status} }} }}")
 }
 
 /// A body of a chat request.
-pub fn body(asked: Asked, content: &str, tokens: u64) -> Value {
-    let fields = json!({"max_tokens": tokens, "stream": asked == Asked::Streamed});
+pub fn body(mode: AnswerMode, content: &str, tokens: u64) -> Value {
+    let fields = json!({"max_tokens": tokens, "stream": mode == AnswerMode::Streamed});
     with(chat_body(content), fields)
 }
 
-fn ask(asked: Asked) -> Ask {
-    Ask::post(CHAT, body(asked, "a question", TOKENS).to_string())
+fn ask(mode: AnswerMode) -> Ask {
+    Ask::post(CHAT, body(mode, "a question", TOKENS).to_string())
 }
 
-/// A protocol's stage and what its counters said at the beginning.
+/// A protocol's fixture and its counters at the beginning.
 pub struct Row {
-    pub stage: Stage,
+    pub fixture: Fixture,
     pub protocol: Protocol,
     begun: Metrics,
     before: Metrics,
@@ -83,71 +83,73 @@ pub struct Row {
 }
 
 impl Row {
-    /// Two healthy workers of each role, all of whom have answered.
+    /// Two healthy workers of each role, all of which have answered.
     pub async fn begin(proxy: Proxy, protocol: Protocol) -> Row {
-        let stage = Stage::take(Plot::of(proxy, protocol).pool(pool())).await;
-        let replies = join_all((0..REQUESTS).map(|_| stage.gateway.send(ask(Asked::Whole)))).await;
+        let fixture = Fixture::acquire(FixtureSpec::of(proxy, protocol).pool(pool())).await;
+        let replies =
+            join_all((0..REQUESTS).map(|_| fixture.gateway.send(ask(AnswerMode::Unstreamed))))
+                .await;
         for reply in replies {
             reply.expect_tokens(TOKENS);
         }
-        stage.comes_to_rest().await;
-        let begun = stage.gateway.metrics().await;
+        fixture.comes_to_rest().await;
+        let begun = fixture.gateway.metrics().await;
         Row {
             before: begun.clone(),
             begun,
             requests: [
-                stage.requests(Role::Prefill).await,
-                stage.requests(Role::Decode).await,
+                fixture.requests(Role::Prefill).await,
+                fixture.requests(Role::Decode).await,
             ],
-            stage,
+            fixture,
             protocol,
         }
     }
 
-    /// One worker of this role always does this, and all of many clients are answered.
+    /// One worker of this role has the fault throughout, and all clients are answered.
     pub async fn with_one(
         proxy: Proxy,
         protocol: Protocol,
         (role, fault): (Role, &Value),
-        asked: &[Asked],
+        modes: &[AnswerMode],
     ) -> Row {
         let row = Row::begin(proxy, protocol).await;
-        row.stage.one_does(role, fault).await;
+        row.fixture.inject_one(role, fault).await;
         match (protocol, role) {
-            (Protocol::Sglang, Role::Prefill) => row.answers_or_breaks_off(asked).await,
-            _ => row.answers(asked).await,
+            (Protocol::Sglang, Role::Prefill) => row.answers_or_breaks_off(modes).await,
+            _ => row.answers(modes).await,
         }
-        row.blames_only(role).await;
+        row.ejects_only(role).await;
         row
     }
 
-    /// From here on is counted anew.
+    /// Restarts the counts.
     pub async fn mark(&mut self) {
-        self.stage.comes_to_rest().await;
-        self.before = self.stage.gateway.metrics().await;
+        self.fixture.comes_to_rest().await;
+        self.before = self.fixture.gateway.metrics().await;
         for (role, count) in [Role::Prefill, Role::Decode].into_iter().zip(0..) {
-            self.requests[count] = self.stage.requests(role).await;
+            self.requests[count] = self.fixture.requests(role).await;
         }
     }
 
-    /// All workers of this role do this from now on.
+    /// All workers of this role have the fault from now on.
     pub async fn with_all(proxy: Proxy, protocol: Protocol, role: Role, fault: &Value) -> Row {
         let row = Row::begin(proxy, protocol).await;
-        row.stage.all_do(role, fault).await;
+        row.fixture.inject_all(role, fault).await;
         row
     }
 
     /// Sends many requests at once, all of which must be answered.
-    pub async fn answers(&self, asked: &[Asked]) {
-        let many: Vec<Asked> = asked.iter().copied().cycle().take(REQUESTS).collect();
+    pub async fn answers(&self, modes: &[AnswerMode]) {
+        let many: Vec<AnswerMode> = modes.iter().copied().cycle().take(REQUESTS).collect();
         for reply in self.replies(&many).await {
             reply.expect_tokens(TOKENS);
         }
     }
 
-    /// The same where decode may break off with its prefill, and be heard first: then the client is told so.
-    pub async fn answers_or_breaks_off(&self, asked: &[Asked]) {
-        let many: Vec<Asked> = asked.iter().copied().cycle().take(REQUESTS).collect();
+    /// The same where decode may break off with its prefill and report first: the client then gets `broken_off`.
+    pub async fn answers_or_breaks_off(&self, modes: &[AnswerMode]) {
+        let many: Vec<AnswerMode> = modes.iter().copied().cycle().take(REQUESTS).collect();
         let mut answered = 0;
         for reply in self.replies(&many).await {
             match reply.status {
@@ -155,39 +157,39 @@ impl Row {
                 _ => drop(reply.expect_code(503, "broken_off")),
             }
         }
-        assert!(answered > 0, "nobody was answered");
+        assert!(answered > 0, "no request was answered");
     }
 
-    /// Sends one request; fails where no answer comes.
-    pub async fn send(&self, asked: Asked) -> Reply {
-        self.stage.gateway.send(ask(asked)).await
+    /// Sends one request; fails without an answer.
+    pub async fn send(&self, mode: AnswerMode) -> Reply {
+        self.fixture.gateway.send(ask(mode)).await
     }
 
-    /// Sends one request of each kind at the same time; fails where one gets no answer.
-    pub async fn replies(&self, asked: &[Asked]) -> Vec<Reply> {
-        let sent = asked
+    /// Sends one request of each mode at the same time; fails if one gets no answer.
+    pub async fn replies(&self, modes: &[AnswerMode]) -> Vec<Reply> {
+        let sent = modes
             .iter()
-            .map(|asked| self.stage.gateway.send(ask(*asked)));
+            .map(|mode| self.fixture.gateway.send(ask(*mode)));
         join_all(sent).await
     }
 
-    /// Sends one request of each kind; the answers must be what all engines of a role say with [`status`].
-    pub async fn replies_are_the_engines(&self, status: u16, asked: &[Asked]) {
-        for reply in self.replies(asked).await {
-            assert_said(reply, status);
+    /// Sends one request of each mode; the answers must be the engines' own error of [`status`].
+    pub async fn replies_are_the_engines(&self, status: u16, modes: &[AnswerMode]) {
+        for reply in self.replies(modes).await {
+            assert_engine_error(reply, status);
         }
     }
 
-    /// A client that has written its request.
+    /// A client that has sent its request.
     pub async fn client(&self, body: &Value) -> Raw {
-        let mut client = Raw::connect(self.stage.gateway.listen).await;
+        let mut client = Raw::connect(self.fixture.gateway.listen).await;
         let request = raw::post(CHAT, &[], body.to_string().as_bytes());
         client.write(&request).await;
         client
     }
 
-    /// Waits until engines of this role have got a request since the mark.
-    pub async fn until_asked(&self, role: Role) {
+    /// Waits until engines of this role have received a request since the mark.
+    pub async fn until_requested(&self, role: Role) {
         eventually("an engine is asked", GENEROUS, || async {
             let got = self.got(role).await;
             if got.iter().sum::<usize>() > 0 {
@@ -198,16 +200,16 @@ impl Row {
         .await;
     }
 
-    /// How many requests each engine of this role has got since the mark.
+    /// Requests of each engine of this role since the mark.
     pub async fn got(&self, role: Role) -> Vec<usize> {
         let before = match role {
             Role::Prefill => &self.requests[0],
             Role::Decode | Role::Aggregated => &self.requests[1],
         };
         let mut more = Vec::new();
-        for (post, before) in self.stage.posts(role).iter().zip(before) {
-            let all = match post.lives() {
-                true => post.engine().requests().await.len(),
+        for (slot, before) in self.fixture.slots(role).iter().zip(before) {
+            let all = match slot.is_running() {
+                true => slot.engine().requests().await.len(),
                 false => *before,
             };
             more.push(all - before);
@@ -215,14 +217,14 @@ impl Row {
         more
     }
 
-    /// How many requests engines of this role have got since the mark.
+    /// Requests of all engines of this role since the mark.
     pub async fn got_in_all(&self, role: Role) -> usize {
         self.got(role).await.iter().sum()
     }
 
-    /// What this counter has grown by since the mark, over all labels.
+    /// Growth of this counter since the mark, over all labels.
     pub async fn counted(&self, name: &str) -> f64 {
-        let now = self.stage.gateway.metrics().await;
+        let now = self.fixture.gateway.metrics().await;
         self.since_the_mark(&now, name, &[])
     }
 
@@ -231,7 +233,7 @@ impl Row {
         value(now) - value(&self.before)
     }
 
-    /// How often something was tried again since the mark: prefills, decodes by the list, and decodes anew.
+    /// Retries since the mark: prefills, decodes by the list, and recoveries.
     pub async fn tried_again(&self) -> [f64; 3] {
         [
             self.counted("pd_router_prefill_retries_total").await,
@@ -240,23 +242,23 @@ impl Row {
         ]
     }
 
-    /// How many workers were ejected since the mark: those that prefill, all others.
+    /// Ejections since the mark: of prefill workers, of all others.
     pub async fn ejections(&self) -> [f64; 2] {
         let name = "pd_router_ejections_total";
         // One page for both: a worker may be ejected between two.
-        let now = self.stage.gateway.metrics().await;
+        let now = self.fixture.gateway.metrics().await;
         let prefill = self.since_the_mark(&now, name, &[("role", "prefill")]);
         [prefill, self.since_the_mark(&now, name, &[]) - prefill]
     }
 
-    /// Fails where any worker was blamed.
-    pub async fn blames_nobody(&self) {
+    /// Fails if any worker was ejected.
+    pub async fn ejects_no_worker(&self) {
         let ejected = self.ejections().await;
         assert_eq!(ejected, [0.0, 0.0], "ejected: prefill, decode");
     }
 
-    /// Fails where any worker of the other role was blamed.
-    pub async fn blames_only(&self, role: Role) {
+    /// Fails if any worker of the other role was ejected.
+    pub async fn ejects_only(&self, role: Role) {
         let ejected = self.ejections().await;
         let other = match role {
             Role::Prefill => ejected[1],
@@ -265,30 +267,30 @@ impl Row {
         assert_eq!(other, 0.0, "ejected: prefill, decode: {ejected:?}");
     }
 
-    /// At the end nothing is booked, nothing runs, no hand-off was refused and no prompt computed twice, and what nobody
-    /// pulled is counted.
+    /// At the end nothing is booked, nothing runs, no hand-off was refused, no prompt was computed twice, and hand-offs that
+    /// were never pulled are counted.
     pub async fn ends(self) {
         self.rests(|known, unknown, left| known <= left && known + unknown == left)
             .await;
     }
 
-    /// The same where a decode was reset before its first byte, whose hand-off may be used or not: both are in doubt.
+    /// The same where a decode was reset before its first byte: its hand-off may or may not have been used.
     pub async fn ends_with_resets(self) {
         self.rests(|known, unknown, left| known <= left && left <= known + unknown)
             .await;
     }
 
-    /// The same where all workers are dead that a hand-off could be asked of.
+    /// The same where all workers that could give a hand-off are dead.
     pub async fn ends_with_refusals(self) {
-        self.stage.comes_to_rest().await;
-        let state = self.stage.state().await;
+        self.fixture.comes_to_rest().await;
+        let state = self.fixture.state().await;
         assert_eq!(state.recomputed, 0, "{state:?}");
-        self.stage.leave();
+        self.fixture.release();
     }
 
-    /// Hand-offs of which the gateway knows that they are left, and those that may be.
+    /// Hand-offs that the gateway knows to be left, and those in doubt.
     async fn leaked(&self) -> [u64; 2] {
-        let now = self.stage.gateway.metrics().await;
+        let now = self.fixture.gateway.metrics().await;
         let names = [
             "pd_router_kv_leaked_handoffs_total",
             "pd_router_kv_unknown_handoffs_total",
@@ -300,37 +302,41 @@ impl Row {
     }
 
     async fn rests(self, is_right: impl Fn(u64, u64, u64) -> bool) {
-        self.stage.comes_to_rest().await;
-        self.stage.assert_good_hand_offs().await;
+        self.fixture.comes_to_rest().await;
+        self.fixture.assert_good_hand_offs().await;
         if self.protocol.is_sequential() {
-            eventually("what nobody pulled is counted", GENEROUS, || async {
-                let state = self.stage.state().await;
-                let [known, unknown] = self.leaked().await;
-                // An engine that was killed takes its counts along.
-                let left = state.issued.saturating_sub(state.pulled);
-                if is_right(known, unknown, left) {
-                    return Ok(());
-                }
-                Err(format!(
-                    "the gateway knows of {known} and doubts {unknown} of {left}: {state:?}"
-                ))
-            })
+            eventually(
+                "hand-offs that were never pulled are counted",
+                GENEROUS,
+                || async {
+                    let state = self.fixture.state().await;
+                    let [known, unknown] = self.leaked().await;
+                    // A killed engine takes its counts along.
+                    let left = state.issued.saturating_sub(state.pulled);
+                    if is_right(known, unknown, left) {
+                        return Ok(());
+                    }
+                    Err(format!(
+                        "the gateway knows of {known} and doubts {unknown} of {left}: {state:?}"
+                    ))
+                },
+            )
             .await;
         }
-        self.stage.leave();
+        self.fixture.release();
     }
 }
 
-/// Fails where this is not what an engine says with [`status`].
-pub fn assert_said(reply: Reply, status: u16) {
+/// Fails unless this is an engine's own error of [`status`].
+pub fn assert_engine_error(reply: Reply, status: u16) {
     let reply = reply.expect(status);
-    assert_eq!(reply.text(), said(status));
+    assert_eq!(reply.text(), error_body(status));
     assert_eq!(reply.header("retry-after"), Some("7"), "{reply:?}");
     let content = reply.header("content-type").unwrap_or_default();
     assert!(content.starts_with("application/json"), "{reply:?}");
 }
 
-/// Fails where these bytes of a stream, all that came, end as if it were whole.
+/// Fails if these bytes, all that came of a stream, end like a complete one.
 pub fn assert_torn_text(text: &str) {
     assert!(!text.contains("[DONE]"), "{text}");
     assert!(!text.ends_with("0\r\n\r\n"), "it ends as if whole: {text}");

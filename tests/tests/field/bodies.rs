@@ -1,27 +1,27 @@
-//! Bodies that other gateways broke: long ones, prompts of every shape, and compressed answers.
+//! Bodies that broke other gateways: long ones, prompts of every form, and compressed answers.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{Recorded, Role, static_config};
+use pd_router_e2e::engines::{RecordedRequest, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A worker that runs whole requests and answers so, behind a gateway.
+/// An aggregated worker with these answers, behind a gateway.
 async fn over(
     proxy: Proxy,
-    answer: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
-) -> (Scripted, Gateway) {
-    let worker = Scripted::start(answer).await;
+    answer: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+) -> (ScriptedWorker, Gateway) {
+    let worker = ScriptedWorker::start(answer).await;
     let pool = json!({"protocol": "aggregated"});
     let config = static_config(vec![worker.listed(Role::Aggregated)], pool);
     let gateway = Gateway::start(proxy, &config, &[]).await;
     (worker, gateway)
 }
 
-fn short_answer(_: &Recorded) -> Answer {
+fn short_answer(_: &RecordedRequest) -> Answer {
     Answer::json(
         r#"{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}"#,
     )
@@ -31,7 +31,7 @@ fn short_answer(_: &Recorded) -> Answer {
 pub async fn long_prompts_reach_the_worker_byte_for_byte(proxy: Proxy) {
     let (worker, gateway) = over(proxy, short_answer).await;
     for kilobytes in [62, 64, 65, 128, 150, 220, 1024] {
-        // Not all the same, so that a piece in another's place is seen.
+        // The bytes vary, so that a displaced piece is detected.
         let words = (0..kilobytes * 128).map(|number| format!("{number:07} "));
         let prompt: String = words.collect();
         let body = format!(
@@ -75,12 +75,12 @@ pub async fn prompts_and_inputs_of_all_shapes_are_answered(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// "hello" as gzip has it.
+/// "hello", compressed with gzip.
 const GZIPPED: &[u8] = &[
     31, 139, 8, 0, 0, 0, 0, 0, 0, 3, 203, 72, 205, 201, 201, 7, 0, 134, 166, 16, 54, 5, 0, 0, 0,
 ];
 
-/// ai-gateway #1189: an answer that cannot be read here.
+/// ai-gateway #1189: an answer that the gateway cannot parse.
 pub async fn a_compressed_answer_passes_as_it_is(proxy: Proxy) {
     let (_worker, gateway) = over(proxy, |got| {
         let answer = match got.text().contains("\"stream\":true") {

@@ -1,4 +1,4 @@
-//! Time: of what takes long nothing is cut off, and what is quick is not slowed.
+//! Deadlines: long work is not cut off, and quick work is not delayed.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// 4,000 tokens, at one token for four bytes.
 const LONG_PROMPT_BYTES: usize = 16_000;
 
-/// With it a prefill of that prompt takes two seconds and a half.
+/// At this rate a prefill of that prompt takes two and a half seconds.
 const SLOW_PREFILL: [&str; 2] = ["--prefill-rate", "1600"];
 
 async fn over_slow_prefill(proxy: Proxy, for_each_thousand: u64) -> (Fleet, Gateway) {
@@ -34,7 +34,7 @@ fn long_chat() -> Ask {
 /// vllm #29906, SemiAnalysisAI/InferenceX #2255: a deadline below what a real prefill takes.
 pub async fn a_prefills_deadline_grows_with_what_it_must_compute(proxy: Proxy) {
     let (fleet, gateway) = over_slow_prefill(proxy, 2000).await;
-    // Two at once, which an engine computes one after the other: the second one's deadline counts the first one's tokens.
+    // Two at once, which an engine computes one after the other: the second one's deadline includes the first one's tokens.
     let replies = join_all([long_chat(), long_chat()].map(|ask| gateway.send(ask))).await;
     for reply in replies {
         reply.expect_tokens(4);
@@ -51,7 +51,7 @@ pub async fn a_prefills_deadline_grows_with_what_it_must_compute(proxy: Proxy) {
 
 /// llm-d #633: a default time-out on the decode proxy.
 pub async fn a_long_decode_is_never_cut_off(proxy: Proxy) {
-    // Above the fifteen seconds that Envoy gives an answer unless told otherwise.
+    // Above the fifteen seconds of Envoy's default time-out.
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;
     fleet.decode[0]

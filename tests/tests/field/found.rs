@@ -1,12 +1,14 @@
-//! Inputs by which strangers broke the gateway: what comes of a client's own bytes, of a worker's odd answers, and of a sidecar's.
+//! Inputs with which strangers broke the gateway: a client's bytes, a worker's odd answers, a sidecar's errors.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet, Recorded, Role, in_turns, named, static_config, with};
+use pd_router_e2e::engines::{
+    FAST, Fleet, RecordedRequest, Role, in_turns, named, static_config, with,
+};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -17,7 +19,7 @@ async fn ejections(gateway: &Gateway) -> f64 {
     metrics.sum("pd_router_ejections_total").unwrap_or_default()
 }
 
-/// One HTTP/2 request with a body, in frames that no library would write: `fields` are its header fields as they are.
+/// One HTTP/2 request with a body, in frames that no library would write; `fields` are its encoded header fields.
 fn http2_request(fields: &[(&[u8], &[u8])], body: &[u8]) -> Vec<u8> {
     const SETTINGS: u8 = 4;
     const HEADERS: u8 = 1;
@@ -47,7 +49,7 @@ fn http2_request(fields: &[(&[u8], &[u8])], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A path that is no text reaches no worker, and is held against none.
+/// A path that is not text reaches no worker, and ejects none.
 pub async fn found_b1_a_path_that_is_no_text_is_the_clients_own_fault(proxy: Proxy) {
     let fleet = Fleet::start(2, 1, FAST).await;
     let config = fleet.config_with(with(in_turns(), json!({"health": {"eject_after": 1}})));
@@ -79,8 +81,8 @@ pub async fn found_b1_a_path_that_is_no_text_is_the_clients_own_fault(proxy: Pro
     assert_eq!(ejections(&gateway).await, 0.0);
 }
 
-/// A redirect and a switch of protocols are faults of the worker: another one is asked, and where none is left the client learns
-/// it.
+/// A redirect and a switch of protocols are faults of the worker: another one is tried, and without another the client gets
+/// an error.
 pub async fn found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client(proxy: Proxy) {
     for role in [Role::Prefill, Role::Decode] {
         let fleet = Fleet::start(2, 2, FAST).await;
@@ -105,7 +107,7 @@ pub async fn found_b14_a_redirect_is_a_workers_fault_and_reaches_no_client(proxy
     }
 }
 
-/// Asks for a stream of so many tokens, with which its connection ends.
+/// Requests a stream of this many tokens; its connection ends with it.
 async fn stream_of(gateway: &Gateway, tokens: u64) -> Raw {
     let body = with(
         chat_body("hello"),
@@ -119,8 +121,8 @@ async fn stream_of(gateway: &Gateway, tokens: u64) -> Raw {
     client
 }
 
-/// A worker whose new streams all fall silent after their first token: where an older one of its streams moves meanwhile, as behind
-/// clients that read slowly, it is not ejected.
+/// A worker whose new streams all fall silent after their first token: while an older one of its streams moves, as behind
+/// clients that read slowly, the worker is not ejected.
 pub async fn found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its_streams_moves(
     proxy: Proxy,
 ) {
@@ -164,9 +166,9 @@ pub async fn found_b7_a_worker_is_ejected_for_its_silence_only_where_none_of_its
     }
 }
 
-/// A decode worker of which a sidecar runs prefill: 502 without a word where that worker cannot be reached.
-async fn sidecar(dead: String) -> Scripted {
-    Scripted::start(move |got: &Recorded| {
+/// A decode worker whose sidecar runs prefill: an empty 502 if the prefill worker cannot be reached.
+async fn sidecar(dead: String) -> ScriptedWorker {
+    ScriptedWorker::start(move |got: &RecordedRequest| {
         let prefill = got.values("x-prefiller-host-port");
         match prefill.first() {
             Some(address) if *address == dead => Answer::json("").status(502),
@@ -181,7 +183,7 @@ async fn sidecar(dead: String) -> Scripted {
     .await
 }
 
-/// Behind sidecars a dead prefill worker costs no answer, and no decode worker is ejected for it.
+/// Behind sidecars a dead prefill worker costs no answer, and ejects no decode worker.
 pub async fn found_l1_behind_sidecars_a_dead_prefill_worker_costs_no_answer(proxy: Proxy) {
     let mut fleet = Fleet::start(2, 0, FAST).await;
     let dead = fleet.prefill_addresses().remove(0);
@@ -195,8 +197,8 @@ pub async fn found_l1_behind_sidecars_a_dead_prefill_worker_costs_no_answer(prox
     let gateway = Gateway::start_on_one_thread(proxy, &config, &[]).await;
     fleet.prefill[0].kill();
     for _ in 0..8 {
-        let asked = (0..8).map(|_| gateway.send(Ask::post(CHAT, body("hello"))));
-        for reply in join_all(asked).await {
+        let replies = (0..8).map(|_| gateway.send(Ask::post(CHAT, body("hello"))));
+        for reply in join_all(replies).await {
             reply.expect(200);
         }
     }

@@ -1,4 +1,4 @@
-//! Workers that fail, under load and alone: nobody healthy is kept out, and nobody pays for another's failure.
+//! Workers that fail, under load and alone: no healthy worker is kept out, and no worker is ejected for another's failure.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 use tokio::time::sleep;
 
-/// sgl-project/sglang #31206: a breaker that opens and stays so.
+/// sgl-project/sglang #31206: a breaker that opens and never closes.
 pub async fn an_ejected_worker_comes_back_after_one_trial(proxy: Proxy) {
     let fleet = Fleet::start(2, 1, FAST).await;
     let pool = json!({"health": {"eject_after": 2, "eject_ms": 1500}});
@@ -42,7 +42,7 @@ pub async fn an_ejected_worker_comes_back_after_one_trial(proxy: Proxy) {
         let meanwhile = faulty.state().await.requests - before;
         assert_eq!(meanwhile, 0, "it is passed over");
     }
-    // Twice in a row, then once in its trial, which cost its client nothing.
+    // Two failures in a row, then one in its trial, which costs its client nothing.
     assert_eq!(faulty.state().await.failed_by_fault, 3);
 
     faulty.clear_faults().await;
@@ -62,10 +62,10 @@ pub async fn an_ejected_worker_comes_back_after_one_trial(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// What a decode engine says whose prefill engine died with the blocks that it was to pull.
+/// Message of a decode engine whose prefill engine died before the blocks were pulled.
 const PARTNER_DIED: &str = "NIXL handshake failed";
 
-/// One client of many, who asks six times: how often its answer was lost with the prefill that died.
+/// One of many clients, with six requests; returns how many answers were lost with the dead prefill engine.
 async fn ask_meanwhile(to: SocketAddr, number: usize) -> usize {
     let mut lost = 0;
     for turn in 0..6 {
@@ -84,7 +84,7 @@ async fn ask_meanwhile(to: SocketAddr, number: usize) -> usize {
     lost
 }
 
-/// Kills one of two prefill engines under 40 clients: how many answers were lost.
+/// Kills one of two prefill engines under 40 clients; returns how many answers were lost.
 async fn lost_with_a_prefill(proxy: Proxy, decodes: usize) -> usize {
     let mut fleet = Fleet::start(2, decodes, &["--speedup", "10"]).await;
     let gateway = Gateway::over(proxy, &fleet).await;
@@ -94,27 +94,27 @@ async fn lost_with_a_prefill(proxy: Proxy, decodes: usize) -> usize {
         sleep(Duration::from_millis(300)).await;
         dying.kill();
     });
-    // It is over when it is over.
+    // Later requests lose nothing.
     assert_eq!(ask_meanwhile(gateway.listen, 0).await, 0);
     gateway.assert_comes_to_rest().await;
     lost.iter().sum()
 }
 
-/// SemiAnalysisAI/InferenceX #2255, and what peers lose where a prefill dies.
+/// SemiAnalysisAI/InferenceX #2255, and losses of other routers when a prefill engine dies.
 pub async fn killing_one_of_two_prefills_under_load_costs_no_answer(proxy: Proxy) {
     assert_eq!(lost_with_a_prefill(proxy, 2).await, 0);
-    // The one decode worker fails those whose blocks it was about to pull, and is asked again.
+    // The only decode worker fails requests whose blocks it was about to pull, and is tried again.
     assert_eq!(lost_with_a_prefill(proxy, 1).await, 0);
 }
 
-/// gateway-api-inference-extension #1436, TensorRT-LLM #12893: an error that is no JSON, fed to a parser or hidden.
+/// gateway-api-inference-extension #1436, TensorRT-LLM #12893: an error that is not JSON, parsed or hidden.
 pub async fn an_engine_error_that_is_text_passes_as_it_is(proxy: Proxy) {
-    let said = "no healthy upstream\n\t<html>\u{e9}</html>";
+    let page = "no healthy upstream\n\t<html>\u{e9}</html>";
     for at_prefill in [true, false] {
         let fleet = Fleet::start(1, 1, FAST).await;
         let gateway = Gateway::over(proxy, &fleet).await;
         let fault = json!({
-            "kind": "status", "status": 418, "headers": {"content-type": "text/plain"}, "body": said,
+            "kind": "status", "status": 418, "headers": {"content-type": "text/plain"}, "body": page,
         });
         let engine = if at_prefill {
             &fleet.prefill
@@ -124,7 +124,7 @@ pub async fn an_engine_error_that_is_text_passes_as_it_is(proxy: Proxy) {
         engine[0].fault(&fault).await;
         for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
             let reply = gateway.send(ask).await.expect(418);
-            assert_eq!(reply.text(), said);
+            assert_eq!(reply.text(), page);
             assert_eq!(reply.header("content-type"), Some("text/plain"));
         }
         gateway.assert_comes_to_rest().await;

@@ -1,4 +1,4 @@
-//! Headers about a connection, which say nothing of the next one (gateway-api-inference-extension #2993).
+//! Headers about a connection, which do not apply to the next one (gateway-api-inference-extension #2993).
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Reply};
@@ -6,7 +6,7 @@ use pd_router_e2e::engines::{FAST, Fleet};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::json;
 
-/// What an HTTP/1.1 worker says of its connection.
+/// An HTTP/1.1 worker's headers about its connection.
 const OF_A_HOP: [&str; 4] = ["connection", "keep-alive", "proxy-connection", "upgrade"];
 
 async fn connection(gateway: &Gateway, http2: bool) -> Connection {
@@ -22,7 +22,7 @@ async fn sent(connection: &mut Connection, ask: Ask) -> Reply {
     reply.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
-/// Fails where HTTP/2 has a header that it forbids.
+/// Fails if HTTP/2 has a header that it forbids.
 fn assert_fit(reply: &Reply, http2: bool) {
     if http2 {
         assert_eq!(reply.header("transfer-encoding"), None, "{reply:?}");
@@ -47,18 +47,18 @@ pub async fn answers_are_whole_over_http_1_and_2(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// An answer that the filter gives itself, with what a worker said to its call.
+/// The filter's own answer, with a worker's answer to its call in it.
 pub async fn what_a_worker_says_of_its_connection_goes_no_further(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;
-    let said = json!({
+    let fault = json!({
         "kind": "status", "status": 418, "body": "no",
         "headers": {
             "content-type": "text/plain", "connection": "keep-alive", "keep-alive": "timeout=5",
             "proxy-connection": "keep-alive",
         },
     });
-    fleet.prefill[0].fault(&said).await;
+    fleet.prefill[0].fault(&fault).await;
     for http2 in [false, true] {
         let mut connection = connection(&gateway, http2).await;
         for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {

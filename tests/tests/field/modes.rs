@@ -1,4 +1,4 @@
-//! vllm-project/router #46: a mode that is chosen silently.
+//! vllm-project/router #46: a mode that is selected silently.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engines::{FAST, Fleet};

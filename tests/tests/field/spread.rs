@@ -1,4 +1,4 @@
-//! Where prompts go of which nobody has a part, and those that differ late.
+//! Selection for prompts of which no worker holds a prefix, and for prompts that differ late.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ const CHAT: &str = "/v1/chat/completions";
 pub async fn prompts_that_nobody_knows_go_to_whoever_has_least_to_do(proxy: Proxy) {
     let fleet = Fleet::start(2, 2, &["--prefill-rate", "1000", "--token-ms", "5"]).await;
     let gateway = Gateway::start_on_one_thread(proxy, &fleet.config(), &[]).await;
-    // Beginnings of their own, 500 tokens each: a worker that has one has half a second of work.
+    // Distinct prefixes of 500 tokens each: one of them keeps a worker busy for half a second.
     let bodies = (0..8).map(|number| {
         let prompt = format!("{number} ").repeat(1000);
         json!({"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 2})
@@ -59,7 +59,7 @@ pub async fn a_conversation_is_known_by_all_its_messages_and_its_tools(proxy: Pr
         let function = json!({"name": name, "description": format!("{name} ").repeat(400)});
         json!([{"type": "function", "function": function}])
     };
-    // Alike in their first message alone: they spread, and each stays with its worker. Of idle workers one is drawn.
+    // Prompts that share their first message only: they spread, and each stays with its worker. Of idle workers one is drawn.
     let mut seen = BTreeSet::new();
     within_tries("several have some", async |number| {
         let long = format!("{number} ").repeat(800);

@@ -1,18 +1,18 @@
-//! The fleet as the proxy's own clusters have it: endpoints from a file, and addresses behind a name.
+//! The fleet as the proxy's own clusters give it: endpoints from a file, and addresses of a name.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
+use pd_router_e2e::dns_server::DnsServer;
 use pd_router_e2e::endpoints::{Endpoints, Health};
 use pd_router_e2e::engines::{Engine, FAST, Fleet, MODEL, Role, config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::names::Names;
-use pd_router_e2e::plan::Plan;
-use pd_router_e2e::roster::own_loopback;
+use pd_router_e2e::gateway_builder::GatewayBuilder;
 use pd_router_e2e::traffic::Traffic;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 
 use crate::rig::{INTERVAL, pairs, tally, until_all_say, until_answered_with};
@@ -22,7 +22,7 @@ const ADMIN: &str = "envoy_admin";
 
 const REQUESTS: usize = 16;
 
-/// A pool that asks the proxy for the hosts of its two clusters.
+/// A pool that discovers its workers from the proxy's two clusters.
 fn pool() -> Value {
     let attributes = |role: Role| json!({"role": role.as_str(), "model": MODEL});
     json!({"discovery": {"envoy_clusters": {
@@ -36,7 +36,7 @@ fn pool() -> Value {
     }}})
 }
 
-/// A file that says of these engines that they are well.
+/// A file that lists these engines as healthy.
 fn listing(cluster: &str, engines: &[Engine]) -> Endpoints {
     let endpoints = Endpoints::of(cluster);
     endpoints.list(&addresses(engines));
@@ -50,12 +50,12 @@ fn addresses(engines: &[Engine]) -> Vec<SocketAddr> {
 /// A gateway over two files of endpoints.
 async fn start(proxy: Proxy, prefill: &Endpoints, decode: &Endpoints) -> Gateway {
     let config = config(pool());
-    let plan = Plan::new(proxy, &config).admin_cluster(ADMIN);
-    let plan = plan.eds("prefill", prefill.path());
-    plan.eds("decode", decode.path()).start().await
+    let builder = GatewayBuilder::new(proxy, &config).admin_cluster(ADMIN);
+    let builder = builder.eds("prefill", prefill.path());
+    builder.eds("decode", decode.path()).start().await
 }
 
-/// Waits until all threads list exactly these.
+/// Waits until all threads list exactly these workers.
 async fn until_workers_are(gateway: &Gateway, wanted: &[String]) {
     let wanted: BTreeSet<&str> = wanted.iter().map(String::as_str).collect();
     until_all_say(gateway, &format!("the workers are {wanted:?}"), |pool| {
@@ -81,11 +81,11 @@ pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
     let source = gateway.status().await["discovery"]["source"].clone();
     assert_eq!(source, "envoy_clusters");
 
-    // One joins, the first leaves, under load, and nobody notices.
+    // One worker joins and the first leaves, under load and without a failed request.
     let traffic = Traffic::start(gateway.listen, 4);
     decode.list(&both);
     traffic.until_answered_by(&decodes[1..]).await;
-    // One thread knows of the joiner, and the other soon will: before that it knows of nobody but the one that leaves.
+    // All threads must know the joiner first: before that, a thread may know only the leaving worker.
     until_workers_are(&gateway, &[&prefills[..], &decodes[..]].concat()).await;
     decode.list(&both[1..]);
     until_workers_are(&gateway, &[&prefills[..], &decodes[1..]].concat()).await;
@@ -96,7 +96,7 @@ pub async fn the_hosts_of_a_file_are_the_fleet(proxy: Proxy) {
     let spoilt = seen.put_off_total() + seen.torn + seen.lost + seen.unknown;
     assert_eq!(spoilt, 0, "{seen:?}");
 
-    // The other is restarted in its place.
+    // The remaining worker is restarted at its address.
     fleet.decode[1].kill();
     until_answered_with(&gateway, 503).await;
     let at = fleet.decode[1].address;
@@ -127,7 +127,7 @@ pub async fn what_envoy_knows_of_its_hosts_counts(proxy: Proxy) {
         decode.list(&both);
         until_both(&gateway, &decodes).await;
     }
-    // Nobody else is ready: who drains gets nothing all the same.
+    // All workers drain: none gets a request.
     decode.publish(&[(both[0], Health::Draining), (both[1], Health::Draining)]);
     gateway.is_not_ready().await;
     gateway.send(Ask::chat("hello")).await.expect_error(503);
@@ -148,7 +148,7 @@ async fn until_only(gateway: &Gateway, decode: &str) {
     .await;
 }
 
-/// Waits until requests go to both of these.
+/// Waits until requests go to both of these workers.
 async fn until_both(gateway: &Gateway, decodes: &[String]) {
     eventually("both are used", GENEROUS, || async {
         let seen = pairs(gateway, REQUESTS).await;
@@ -161,7 +161,7 @@ async fn until_both(gateway: &Gateway, decodes: &[String]) {
     .await;
 }
 
-/// As a headless service is: a name with the addresses of those who are ready, all at one port.
+/// Like a headless service: a name with the addresses of the ready workers, all at one port.
 pub async fn the_addresses_of_a_name_are_the_fleet(proxy: Proxy) {
     let prefill = own_loopback();
     let prefill = Engine::start_at(SocketAddr::from((prefill, 0)), Role::Prefill, FAST).await;
@@ -171,17 +171,17 @@ pub async fn the_addresses_of_a_name_are_the_fleet(proxy: Proxy) {
     let at = SocketAddr::from((second, port));
     let mut other = Engine::start_at(at, Role::Decode, FAST).await;
 
-    let names = Names::start();
+    let dns = DnsServer::start();
     let IpAddr::V4(of_prefill) = prefill.address.ip() else {
         panic!("not an IPv4 address: {}", prefill.address);
     };
-    names.set("prefill.test", &[of_prefill]);
-    names.set("decode.test", &[first]);
+    dns.set("prefill.test", &[of_prefill]);
+    dns.set("decode.test", &[first]);
     let config = config(pool());
-    let plan = Plan::new(proxy, &config).admin_cluster(ADMIN);
-    let plan = plan.dns_server(names.address);
-    let plan = plan.dns("prefill", "prefill.test", prefill.address.port());
-    let gateway = plan.dns("decode", "decode.test", port).start().await;
+    let builder = GatewayBuilder::new(proxy, &config).admin_cluster(ADMIN);
+    let builder = builder.dns_server(dns.address);
+    let builder = builder.dns("prefill", "prefill.test", prefill.address.port());
+    let gateway = builder.dns("decode", "decode.test", port).start().await;
     gateway.is_ready().await;
     let listed = |engines: &[&Engine]| -> Vec<String> {
         let addresses = engines.iter().map(|engine| engine.address.to_string());
@@ -190,15 +190,15 @@ pub async fn the_addresses_of_a_name_are_the_fleet(proxy: Proxy) {
     until_workers_are(&gateway, &listed(&[&prefill, &one])).await;
     pairs(&gateway, 4).await;
 
-    names.set("decode.test", &[first, second]);
+    dns.set("decode.test", &[first, second]);
     until_both(&gateway, &listed(&[&one, &other])).await;
-    names.set("decode.test", &[second]);
+    dns.set("decode.test", &[second]);
     until_workers_are(&gateway, &listed(&[&prefill, &other])).await;
     let before = one.state().await.requests;
     pairs(&gateway, REQUESTS).await;
     assert_eq!(one.state().await.requests, before);
 
-    // The only one left dies, and returns where it was.
+    // The only remaining worker dies, and returns at its address.
     other.kill();
     until_answered_with(&gateway, 503).await;
     other = Engine::start_at(at, Role::Decode, FAST).await;

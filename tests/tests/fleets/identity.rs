@@ -1,9 +1,9 @@
-//! Who is at an address: a new id is somebody new.
+//! The worker at an address: a new id is a new worker.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Reply;
 use pd_router_e2e::conversation::Conversation;
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Role};
 use pd_router_e2e::gateway::{Gateway, worker};
 use pd_router_e2e::raw::{self, Raw};
@@ -16,7 +16,7 @@ use crate::rig::{UNHURRIED, until_listed};
 const PIN: &str = "x-prefill-instance-id";
 const EXPLAIN: &str = "x-pd-router-explain";
 
-/// What each prefill worker would have saved of the prompt, in blocks, by name.
+/// Blocks of the prompt that this prefill worker holds, by the explanation.
 fn credit(reply: &Reply, name: &str) -> f64 {
     let text = reply.header(EXPLAIN).unwrap_or_default();
     let choices: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
@@ -29,33 +29,33 @@ fn credit(reply: &Reply, name: &str) -> f64 {
     credit.unwrap_or_else(|| panic!("no credit of {name} in {text}"))
 }
 
-/// The next turn, of which the answer tells why it went where it went.
+/// The next turn, whose answer explains its selection.
 async fn explained(conversation: &mut Conversation, gateway: &Gateway) -> Reply {
     let ask = conversation.ask().header(EXPLAIN, "1");
     let reply = gateway.send(ask).await.expect(200);
-    conversation.hear(&reply);
+    conversation.append_reply(&reply);
     reply
 }
 
 pub async fn a_new_id_at_a_known_address_is_a_new_worker(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 1, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
+    let mut engines = EngineSet::with_slots(2, 1, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
     let pool = json!({"trust_clients": true});
-    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
+    let gateway = engines.gateway_on_one_thread(proxy, pool).await;
     gateway.is_ready().await;
-    let old = crew.prefill[0].name();
+    let old = engines.prefill[0].name();
     let mut conversation = Conversation::alone("the old one");
-    let id = crew.prefill[0].id().to_string();
+    let id = engines.prefill[0].id().to_string();
     conversation.turn_with(gateway.listen, &[(PIN, &id)]).await;
     let reply = explained(&mut conversation, &gateway).await;
     assert_eq!(reply.pair().prefill, old);
     assert!(credit(&reply, &old) > 20.0, "{reply:?}");
 
-    crew.prefill[0].kill().await;
-    crew.prefill[0].start().await;
-    crew.list_one(Role::Prefill, 0);
-    let new = crew.prefill[0].name();
+    engines.prefill[0].kill().await;
+    engines.prefill[0].start().await;
+    engines.list_one(Role::Prefill, 0);
+    let new = engines.prefill[0].name();
     until_listed(&gateway, &new, true).await;
     let status = gateway.status().await;
     assert!(worker(&status, &old).is_null(), "{status}");
@@ -68,17 +68,17 @@ pub async fn a_new_id_at_a_known_address_is_a_new_worker(proxy: Proxy) {
 }
 
 pub async fn a_stream_outlives_the_identity_of_its_worker(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, UNHURRIED).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway_on_one_thread(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 1, UNHURRIED).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway_on_one_thread(proxy, json!({})).await;
     gateway.is_ready().await;
     let mut client = Raw::connect(gateway.listen).await;
     let body = endless("for ever").to_string();
     let request = raw::post("/v1/chat/completions", &[], body.as_bytes());
     client.write(&request).await;
     client.read_until("data:", 3).await;
-    let name = crew.decode[0].name();
+    let name = engines.decode[0].name();
     eventually("the stream is booked", GENEROUS, || async {
         let status = gateway.status().await;
         match worker(&status, &name)["bookings"]["decodes"] == 1 {
@@ -88,8 +88,8 @@ pub async fn a_stream_outlives_the_identity_of_its_worker(proxy: Proxy) {
     })
     .await;
 
-    // Nobody was restarted, but the source says that somebody else is there.
-    crew.rename(Role::Decode, 0, 7, "somebody");
+    // The engine runs on, but the source gives its address another id.
+    engines.rename(Role::Decode, 0, 7, "somebody");
     until_listed(&gateway, "somebody", true).await;
     let status = gateway.status().await;
     assert!(worker(&status, &name).is_null(), "{status}");

@@ -1,10 +1,10 @@
-//! Workers that leave and come: who is gone gets nothing, and who waits for somebody who has gone waits no longer.
+//! Workers that leave and join: removed ones get nothing, and requests that wait for a removed worker move on at once.
 
 use std::time::{Duration, Instant};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -16,34 +16,34 @@ use crate::rig::{INTERVAL, SLACK, until_listed};
 
 const CLIENTS: usize = 8;
 
-/// What a request may wait for a worker that stays.
+/// Deadline of a request that waits for a worker that stays.
 const DEADLINE_MS: u64 = 40_000;
 
-/// When it waits for one that has left, it is answered in far less.
+/// A request that waits for a removed worker is answered in far less.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// How long it is watched that somebody gets nothing.
+/// Time for which a removed worker must get no request.
 const WATCHED: Duration = Duration::from_secs(2);
 
 pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
     gateway.answers().await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     for round in 0..count(2, 10) {
         for role in [Role::Prefill, Role::Decode] {
             let at = round % 2;
-            crew.dismiss_one(role, at);
+            engines.unlist_one(role, at);
             sleep(INTERVAL + SLACK).await;
-            let before = crew.posts(role)[at].state().await.requests;
+            let before = engines.slots(role)[at].state().await.requests;
             sleep(WATCHED).await;
-            let after = crew.posts(role)[at].state().await.requests;
+            let after = engines.slots(role)[at].state().await.requests;
             assert_eq!(before, after, "a worker that is gone got requests");
-            crew.list_one(role, at);
+            engines.list_one(role, at);
             eventually("who comes is used", INTERVAL + SLACK, || async {
-                let now = crew.posts(role)[at].state().await.requests;
+                let now = engines.slots(role)[at].state().await.requests;
                 match now > after {
                     true => Ok(()),
                     false => Err(format!("{now} requests")),
@@ -53,36 +53,36 @@ pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
         }
     }
     let tally = traffic.stop().await;
-    // Another pair was always there, and nobody died.
+    // Another pair was always present, and no engine died.
     let spoilt = tally.put_off_total() + tally.torn + tally.lost + tally.unknown;
     assert_eq!(spoilt, 0, "{tally:?}");
     gateway.assert_comes_to_rest().await;
 }
 
-/// A gateway over one worker of each role, with places for another.
-async fn open(proxy: Proxy) -> (Crew, Gateway) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
-    crew.start(Role::Prefill).await;
-    crew.start(Role::Decode).await;
-    crew.list_one(Role::Prefill, 0);
-    crew.list_one(Role::Decode, 0);
+/// A gateway over one listed worker of each role, with another running.
+async fn open(proxy: Proxy) -> (EngineSet, Gateway) {
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+    engines.start(Role::Prefill).await;
+    engines.start(Role::Decode).await;
+    engines.list_one(Role::Prefill, 0);
+    engines.list_one(Role::Decode, 0);
     let pool = json!({
         "prefill": {"timeout_ms": DEADLINE_MS, "base_timeout_ms": DEADLINE_MS},
         "decode": {"first_token_timeout_ms": DEADLINE_MS},
         "health": {"cold_timeout_ms": 0},
     });
-    let gateway = crew.gateway(proxy, pool).await;
+    let gateway = engines.gateway(proxy, pool).await;
     gateway.is_ready().await;
-    (crew, gateway)
+    (engines, gateway)
 }
 
-/// Sends a request that hangs at the only worker of this role, which then gives way to another; the answer.
-async fn outlives(role: Role, ask: Ask, crew: &mut Crew, gateway: &Gateway) -> Reply {
+/// Sends a request that hangs at the only worker of this role, which another then replaces; returns the answer.
+async fn outlives(role: Role, ask: Ask, engines: &mut EngineSet, gateway: &Gateway) -> Reply {
     let leg = json!({"kind": "hang", "leg": role.as_str()});
-    let hangs = &crew.posts(role)[0];
+    let hangs = &engines.slots(role)[0];
     hangs.engine().fault(&leg).await;
     let before = hangs.state().await.requests;
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     eventually("the request hangs", GENEROUS, || async {
         let state = hangs.state().await;
         match state.requests > before {
@@ -91,53 +91,53 @@ async fn outlives(role: Role, ask: Ask, crew: &mut Crew, gateway: &Gateway) -> R
         }
     })
     .await;
-    crew.list_one(role, 1);
-    until_listed(gateway, &crew.posts(role)[1].name(), true).await;
-    assert!(!asked.is_finished(), "it was to hang");
+    engines.list_one(role, 1);
+    until_listed(gateway, &engines.slots(role)[1].name(), true).await;
+    assert!(!pending.is_finished(), "it was to hang");
     let left = Instant::now();
-    crew.dismiss_one(role, 0);
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+    engines.unlist_one(role, 0);
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     let reply = outcome.unwrap_or_else(|failure| panic!("{failure}"));
     let took = left.elapsed();
     assert!(took < AT_ONCE, "it took {took:?}: {reply:?}");
     reply
 }
 
-/// The answer is whole and comes from the other worker, and nothing is left.
-async fn judge(role: Role, reply: Reply, crew: &Crew, gateway: &Gateway) {
+/// Fails unless the answer is complete and by the other worker; nothing stays booked.
+async fn judge(role: Role, reply: Reply, engines: &EngineSet, gateway: &Gateway) {
     let pair = reply.expect_tokens(4).pair();
     let named = match role {
         Role::Prefill => pair.prefill,
         Role::Decode | Role::Aggregated => pair.decode,
     };
-    assert_eq!(named, crew.posts(role)[1].name());
-    // The engine that hangs would keep a call for as long as its deadline.
-    crew.posts(role)[0].engine().clear_faults().await;
+    assert_eq!(named, engines.slots(role)[1].name());
+    // The hanging engine would keep a call until its deadline.
+    engines.slots(role)[0].engine().clear_faults().await;
     gateway.assert_comes_to_rest().await;
-    let decode = crew.total(Role::Decode).await;
+    let decode = engines.total(Role::Decode).await;
     assert_eq!(decode.refused(), 0, "{decode:?}");
 }
 
 pub async fn a_request_whose_prefill_worker_leaves_goes_to_another_at_once(proxy: Proxy) {
-    let (mut crew, gateway) = open(proxy).await;
+    let (mut engines, gateway) = open(proxy).await;
     let ask = Ask::chat("hello");
-    let reply = outlives(Role::Prefill, ask, &mut crew, &gateway).await;
-    judge(Role::Prefill, reply, &crew, &gateway).await;
+    let reply = outlives(Role::Prefill, ask, &mut engines, &gateway).await;
+    judge(Role::Prefill, reply, &engines, &gateway).await;
 }
 
 pub async fn a_request_whose_decode_worker_leaves_goes_to_another_at_once(proxy: Proxy) {
-    let (mut crew, gateway) = open(proxy).await;
+    let (mut engines, gateway) = open(proxy).await;
     let ask = Ask::chat("hello");
-    let reply = outlives(Role::Decode, ask, &mut crew, &gateway).await;
-    judge(Role::Decode, reply, &crew, &gateway).await;
+    let reply = outlives(Role::Decode, ask, &mut engines, &gateway).await;
+    judge(Role::Decode, reply, &engines, &gateway).await;
 }
 
 pub async fn a_stream_whose_decode_worker_leaves_before_its_first_byte_goes_to_another_at_once(
     proxy: Proxy,
 ) {
-    let (mut crew, gateway) = open(proxy).await;
-    // What has been computed for it is there on the prefill worker, who stays.
+    let (mut engines, gateway) = open(proxy).await;
+    // The hand-off stays on the prefill worker, which does not leave.
     let ask = Ask::chat_stream("hello");
-    let reply = outlives(Role::Decode, ask, &mut crew, &gateway).await;
-    judge(Role::Decode, reply, &crew, &gateway).await;
+    let reply = outlives(Role::Decode, ask, &mut engines, &gateway).await;
+    judge(Role::Decode, reply, &engines, &gateway).await;
 }

@@ -1,4 +1,4 @@
-//! Fleets that change: workers drain, are replaced, leave, and are told of by sources that fail.
+//! Fleets that change: workers drain, are replaced, leave, and come from sources that fail.
 #![forbid(unsafe_code)]
 
 mod clusters;

@@ -1,7 +1,7 @@
-//! Workers that the proxy's clusters do not list: requests name their address, within the networks that are allowed.
+//! Workers that the proxy's clusters do not list: requests name their address, within the allowed networks.
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, MODEL, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -18,21 +18,21 @@ const ARGUMENTS: [&str; 4] = [
 ];
 
 pub async fn workers_that_no_cluster_lists_are_reached_within_the_networks(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
     let outside = json!({"address": "10.9.9.9:8000", "role": "decode", "model": MODEL, "id": 3});
-    crew.others.push(outside);
-    crew.bring(Role::Prefill).await;
-    crew.start(Role::Decode).await;
-    crew.list_one(Role::Decode, 0);
+    engines.others.push(outside);
+    engines.start_and_list(Role::Prefill).await;
+    engines.start(Role::Decode).await;
+    engines.list_one(Role::Decode, 0);
     let pool = json!({"destinations": {"original_dst": {"networks": ["127.0.0.0/8", "fd00::/8"]}}});
-    let config = crew.roster.config(pool);
+    let config = engines.document.config(pool);
     let mut gateway = Gateway::start(proxy, &config, &ARGUMENTS).await;
     gateway.is_ready().await;
-    // The one outside is left out, by name; the others are not.
+    // Only the worker outside the networks is left out, by name.
     until_all_say(&gateway, "who is allowed is listed", |pool| {
         let workers = pool["workers"].to_string();
         assert!(!workers.contains("10.9.9.9"), "{workers}");
-        workers.contains(&crew.decode[0].name())
+        workers.contains(&engines.decode[0].name())
     })
     .await;
     eventually("who is not is named", GENEROUS, || {
@@ -47,16 +47,16 @@ pub async fn workers_that_no_cluster_lists_are_reached_within_the_networks(proxy
     .await;
 
     let traffic = Traffic::start(gateway.listen, 4);
-    let names = crew.names(Role::Decode);
+    let names = engines.names(Role::Decode);
     traffic.until_answered_by(&names[..1]).await;
-    crew.list_one(Role::Decode, 1);
+    engines.list_one(Role::Decode, 1);
     traffic.until_answered_by(&names).await;
-    crew.dismiss_one(Role::Decode, 0);
+    engines.unlist_one(Role::Decode, 0);
     until_listed(&gateway, &names[0], false).await;
-    let before = crew.decode[0].state().await.requests;
+    let before = engines.decode[0].state().await.requests;
     traffic.until_answered_by(&names[1..]).await;
     let seen = traffic.stop().await;
-    assert_eq!(crew.decode[0].state().await.requests, before);
+    assert_eq!(engines.decode[0].state().await.requests, before);
     let spoilt = seen.put_off_total() + seen.torn + seen.lost + seen.unknown;
     assert_eq!(spoilt, 0, "{seen:?}");
     gateway.assert_comes_to_rest().await;

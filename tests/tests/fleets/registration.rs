@@ -1,4 +1,4 @@
-//! Workers that register themselves, at one gateway, for as long as they renew it.
+//! Workers that register themselves at one gateway, for as long as they renew it.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const TOKEN: &str = "swordfish-and-chips";
 const LEASE_MS: u64 = 4_000;
 const HEARTBEAT: Duration = Duration::from_millis(1000);
 
-/// The clusters list nobody: whoever registers within the networks is reached.
+/// The clusters list no hosts: every worker that registers within the networks is reached.
 const CLUSTERS: [&str; 4] = [
     "--cluster",
     "prefill=original_dst",
@@ -53,7 +53,7 @@ fn all_of(fleet: &Fleet) -> Value {
     json!({"workers": workers})
 }
 
-/// Fails where the token is told to anybody.
+/// Fails if a page or the log shows the token.
 async fn assert_keeps_its_secret(gateway: &mut Gateway) {
     let status = gateway.whole_status().await.to_string();
     assert!(!status.contains(TOKEN), "{status}");
@@ -67,7 +67,7 @@ pub async fn workers_register_renew_and_expire(proxy: Proxy) {
     let fleet = Fleet::start(2, 2, FAST).await;
     let mut gateway = open(proxy, json!({})).await;
     gateway.is_not_ready().await;
-    // One alone, and then all of them, one of which is known.
+    // One worker registers alone, then all of them together.
     let reply = register(&gateway, &fleet.prefill[0].listed()).await;
     let answer = reply.expect(200).json();
     assert_eq!(answer["registered"], 1, "{answer}");
@@ -92,7 +92,7 @@ pub async fn workers_register_renew_and_expire(proxy: Proxy) {
         register(&gateway, &all_of(&fleet)).await.expect(200);
         pairs(&gateway, 2).await;
     }
-    // One stops; the others go on.
+    // One worker stops its heartbeats; the others continue.
     let silent = fleet.decode[0].address.to_string();
     let others: Vec<Value> = fleet.engines().map(Engine::listed).collect();
     let others = others.into_iter().filter(|line| line["address"] != silent);
@@ -146,7 +146,7 @@ pub async fn workers_are_taken_off_the_list(proxy: Proxy) {
     let rest: Vec<Value> = rest.collect();
     let ask = Ask::delete_with(WORKERS, &json!({"workers": rest}));
     gateway.send(authorised(ask)).await.expect(200);
-    // Emptied by those who may: that is no failure of a source.
+    // An authorised removal of all workers is no failure of a source.
     until_answered_with(&gateway, 503).await;
     gateway.assert_comes_to_rest().await;
 }
@@ -212,7 +212,7 @@ pub async fn what_cannot_be_registered_is_refused_by_name(proxy: Proxy) {
     gateway.send(authorised(ask)).await.expect(400);
     let large = json!({"workers": [], "x": "y".repeat(1 << 20)});
     register(&gateway, &large).await.expect(413);
-    // Refused whole: not even the sound one is there.
+    // The whole list is refused: its valid worker is not registered either.
     let page = listed(&gateway).await;
     assert!(!page.contains("127.0.0.1:"), "{page}");
 
@@ -236,7 +236,7 @@ pub async fn a_full_list_takes_nobody_more(proxy: Proxy) {
     register(&gateway, &fleet.decode[1].listed())
         .await
         .expect(409);
-    // Who is on it renews.
+    // A registered worker can still renew.
     register(&gateway, &fleet.decode[0].listed())
         .await
         .expect(200);

@@ -1,24 +1,24 @@
-//! What the tests of this suite share: looking at all threads, and requests one after the other.
+//! Helpers of this suite: checks of all threads, and requests one after the other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pd_router_e2e::client::{Ask, Pair};
 use pd_router_e2e::gateway::{Gateway, worker};
-use pd_router_e2e::roster::INTERVAL_MS;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::INTERVAL_MS;
 use serde_json::Value;
 
-/// How often a source is asked.
+/// Poll interval of a source.
 pub const INTERVAL: Duration = Duration::from_millis(INTERVAL_MS);
 
-/// What a machine that is busy with other tests may add to an interval.
+/// Allowance on top of an interval, on a machine that is busy with other tests.
 pub const SLACK: Duration = Duration::from_secs(2);
 
-/// Engines that compute at once and then take their time over tokens.
+/// Engines that compute prompts at once and generate tokens slowly.
 pub const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "50"];
 
-/// Waits until this is so of the first pool on all threads.
+/// Waits until the first pool's status has this property on all threads.
 pub async fn until_all_say(gateway: &Gateway, what: &str, is_so: impl Fn(&Value) -> bool) {
     eventually(what, GENEROUS, || async {
         for _ in 0..gateway.enough_connections() {
@@ -43,7 +43,7 @@ pub async fn until_listed(gateway: &Gateway, name: &str, listed: bool) {
     .await;
 }
 
-/// The version of the fleet that one thread has.
+/// The fleet's version on one thread.
 pub async fn version(gateway: &Gateway) -> u64 {
     let pool = gateway.status().await;
     let version = pool["fleet_version"].as_u64();
@@ -58,7 +58,7 @@ pub async fn until_later(gateway: &Gateway, version: u64) {
     .await;
 }
 
-/// Who answers so many short requests, each over a connection of its own.
+/// The workers of this many short requests, each over its own connection.
 pub async fn pairs(gateway: &Gateway, count: usize) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for _ in 0..count {
@@ -67,7 +67,7 @@ pub async fn pairs(gateway: &Gateway, count: usize) -> Vec<Pair> {
     pairs
 }
 
-/// How many of these each decode worker has, and each prefill worker.
+/// Number of requests by worker.
 pub fn tally(pairs: &[Pair]) -> BTreeMap<&str, usize> {
     let mut tally = BTreeMap::new();
     for pair in pairs {

@@ -1,31 +1,31 @@
-//! Sources that fail: the fleet that works stays, for a time, and everyone can see that it is old.
+//! Sources that fail: the last fleet stays for a time, and is reported as stale.
 
 use std::time::Duration;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::{Value, json};
 
 use crate::rig::{pairs, until_all_say, until_answered_with, until_listed, version};
 
-async fn hire() -> Crew {
-    let mut crew = Crew::hire(1, 1, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    crew
+async fn start_engines() -> EngineSet {
+    let mut engines = EngineSet::with_slots(1, 1, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    engines
 }
 
-/// A crew at work, whose gateway finds it with these further fields of its source.
-async fn open(proxy: Proxy, source: Value) -> (Crew, Gateway) {
-    let crew = hire().await;
-    let source = with(crew.roster.source(), source);
+/// Engines of both roles, and a gateway that discovers them with these further fields of its source.
+async fn open(proxy: Proxy, source: Value) -> (EngineSet, Gateway) {
+    let engines = start_engines().await;
+    let source = with(engines.document.source(), source);
     let pool = json!({"discovery": {"document": source}});
-    let gateway = crew.gateway(proxy, pool).await;
+    let gateway = engines.gateway(proxy, pool).await;
     gateway.is_ready().await;
-    (crew, gateway)
+    (engines, gateway)
 }
 
 async fn until_stale(gateway: &Gateway, stale: bool) {
@@ -39,104 +39,101 @@ async fn until_stale(gateway: &Gateway, stale: bool) {
 }
 
 pub async fn a_source_that_fails_leaves_the_fleet_as_it_is_and_that_is_told(proxy: Proxy) {
-    let (mut crew, gateway) = open(proxy, json!({})).await;
+    let (mut engines, gateway) = open(proxy, json!({})).await;
     until_stale(&gateway, false).await;
     let before = version(&gateway).await;
 
-    crew.roster.answer_with(500);
+    engines.document.set_status(500);
     until_stale(&gateway, true).await;
     pairs(&gateway, 8).await;
-    crew.roster.answer_with(200);
+    engines.document.set_status(200);
     until_stale(&gateway, false).await;
 
     for page in ["", "{", "[]", r#"{"workers": [{"address": "nowhere"}]}"#] {
-        crew.roster.say(page);
+        engines.document.publish_text(page);
         until_stale(&gateway, true).await;
         pairs(&gateway, 8).await;
-        crew.list(Role::Prefill);
+        engines.list(Role::Prefill);
         until_stale(&gateway, false).await;
     }
 
-    crew.roster.close();
+    engines.document.close();
     until_stale(&gateway, true).await;
     pairs(&gateway, 8).await;
-    crew.roster.reopen().await;
+    engines.document.reopen().await;
     until_stale(&gateway, false).await;
 
-    // All this was never a change.
+    // None of these events is a change of the fleet.
     assert_eq!(version(&gateway).await, before);
     gateway.is_ready().await;
     gateway.assert_comes_to_rest().await;
 }
 
 pub async fn a_fleet_is_given_up_when_its_source_has_failed_for_too_long(proxy: Proxy) {
-    let (crew, gateway) = open(proxy, json!({"keep_stale_ms": 3000})).await;
-    crew.roster.answer_with(500);
+    let (engines, gateway) = open(proxy, json!({"keep_stale_ms": 3000})).await;
+    engines.document.set_status(500);
     until_stale(&gateway, true).await;
     pairs(&gateway, 4).await;
     until_answered_with(&gateway, 503).await;
     gateway.is_not_ready().await;
-    let before = crew.total(Role::Prefill).await.requests;
+    let before = engines.total(Role::Prefill).await.requests;
     gateway.send(Ask::chat("hello")).await.expect_error(503);
-    assert_eq!(crew.total(Role::Prefill).await.requests, before);
+    assert_eq!(engines.total(Role::Prefill).await.requests, before);
 
-    crew.roster.answer_with(200);
+    engines.document.set_status(200);
     until_answered_with(&gateway, 200).await;
     until_stale(&gateway, false).await;
     gateway.assert_comes_to_rest().await;
 }
 
 pub async fn an_empty_list_is_believed_the_second_time(proxy: Proxy) {
-    // Long enough between two polls to take an empty list back.
-    let (mut crew, gateway) = open(proxy, json!({"interval_ms": 2500})).await;
+    // Time between two polls in which the empty list is replaced again.
+    let (mut engines, gateway) = open(proxy, json!({"interval_ms": 2500})).await;
     let before = version(&gateway).await;
-    crew.roster.publish(&[]);
-    crew.roster.until_asked(1).await;
-    crew.list(Role::Prefill);
+    engines.document.publish(&[]);
+    engines.document.until_polled(1).await;
+    engines.list(Role::Prefill);
     pairs(&gateway, 4).await;
-    crew.roster.until_asked(1).await;
+    engines.document.until_polled(1).await;
     pairs(&gateway, 4).await;
     assert_eq!(version(&gateway).await, before);
 
-    crew.roster.publish(&[]);
+    engines.document.publish(&[]);
     until_answered_with(&gateway, 503).await;
-    crew.list(Role::Prefill);
+    engines.list(Role::Prefill);
     until_answered_with(&gateway, 200).await;
-    // A list that is told to be the same as the empty one is empty as well.
-    crew.roster.tag();
-    crew.roster.publish(&[]);
+    // A 304 for the empty list confirms it.
+    engines.document.tag();
+    engines.document.publish(&[]);
     until_answered_with(&gateway, 503).await;
     gateway.assert_comes_to_rest().await;
 }
 
 pub async fn what_has_not_changed_costs_nothing(proxy: Proxy) {
-    let (mut crew, gateway) = open(proxy, json!({})).await;
+    let (mut engines, gateway) = open(proxy, json!({})).await;
     let first = version(&gateway).await;
-    crew.roster.until_asked(4).await;
+    engines.document.until_polled(4).await;
     assert_eq!(version(&gateway).await, first, "the same page, read again");
 
-    crew.roster.tag();
-    crew.roster.until_asked(2).await;
-    let before = crew.roster.unchanged();
-    crew.roster.until_asked(4).await;
-    let unchanged = crew.roster.unchanged() - before;
-    assert!(
-        unchanged >= 3,
-        "told {unchanged} times that nothing changed"
-    );
+    engines.document.tag();
+    engines.document.until_polled(2).await;
+    let before = engines.document.unchanged();
+    engines.document.until_polled(4).await;
+    let unchanged = engines.document.unchanged() - before;
+    assert!(unchanged >= 3, "{unchanged} answers of 304");
     assert_eq!(version(&gateway).await, first);
     until_stale(&gateway, false).await;
 
     // A change is still seen.
-    crew.prefill[0].kill().await;
-    crew.prefill[0].start().await;
-    crew.list_one(Role::Prefill, 0);
-    until_listed(&gateway, &crew.prefill[0].name(), true).await;
+    engines.prefill[0].kill().await;
+    engines.prefill[0].start().await;
+    engines.list_one(Role::Prefill, 0);
+    until_listed(&gateway, &engines.prefill[0].name(), true).await;
     assert!(version(&gateway).await > first);
-    // And a source that fails in between is asked for what it has, not told of what it had.
-    crew.roster.answer_with(503);
+    // After a failure the source is polled without a tag.
+    engines.document.set_status(503);
     until_stale(&gateway, true).await;
-    crew.roster.answer_with(200);
+    engines.document.set_status(200);
     until_stale(&gateway, false).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     pairs(&gateway, 4).await;

@@ -1,9 +1,9 @@
-//! Requests that must not wait, and a decode worker that did not.
+//! Requests that must not wait, and a decode worker that leaves during prefill.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Fleet, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -12,10 +12,10 @@ use serde_json::json;
 /// 1,000 tokens of prompt, at one token for four bytes.
 const PROMPT_BYTES: usize = 4000;
 
-/// With the rate below, a prefill of that prompt takes two seconds.
+/// At the rate below, a prefill of that prompt takes two seconds.
 const SLOW_PREFILL: [&str; 4] = ["--prefill-rate", "500", "--token-ms", "1"];
 
-/// More than one such prompt, less than two.
+/// More than one such prompt, less than two, in tokens.
 const ALLOWED_TOKENS: u64 = 1500;
 
 fn long_prompt() -> Ask {
@@ -71,22 +71,22 @@ pub async fn too_many_tokens_before_prefill_are_refused_at_once(proxy: Proxy) {
 }
 
 pub async fn a_decode_that_left_during_prefill_is_replaced(proxy: Proxy) {
-    // One engine computes one prompt after the other, so each request has its own.
-    let mut crew = Crew::hire(2, 2, &SLOW_PREFILL).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
-    // No request before, so that both requests are of one round.
+    // An engine computes one prompt after the other, so each request has an engine.
+    let mut engines = EngineSet::with_slots(2, 2, &SLOW_PREFILL).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
+    // No request comes before, so that both requests are in one round.
     gateway.is_ready().await;
     let handles = shared(&gateway, 2).await;
-    // One turn each: one of the two is meant for the decode worker that leaves.
+    // Round robin: one of the two is assigned to the leaving decode worker.
     let running = handles
         .into_iter()
         .map(|mut handle| tokio::spawn(async move { handle.send(long_prompt()).await }));
     let running: Vec<_> = running.collect();
-    until_prefill_runs(2, async || crew.total(Role::Prefill).await.requests).await;
+    until_prefill_runs(2, async || engines.total(Role::Prefill).await.requests).await;
 
-    crew.dismiss_one(Role::Decode, 0);
+    engines.unlist_one(Role::Decode, 0);
     eventually("the gateway knows", GENEROUS, || async {
         let page = gateway.try_send(Ask::get("/v1/models/sim/ready")).await;
         let page = page.map_err(|failure| failure.to_string())?;
@@ -104,13 +104,13 @@ pub async fn a_decode_that_left_during_prefill_is_replaced(proxy: Proxy) {
     let still = running.iter().all(|request| !request.is_finished());
     assert!(still, "it left during prefill");
 
-    let stays = crew.decode[1].name();
+    let stays = engines.decode[1].name();
     for reply in join_all(running).await {
         let reply = reply.unwrap_or_else(|error| panic!("{error}"));
         let reply = reply.unwrap_or_else(|failure| panic!("no answer: {failure}"));
         assert_eq!(reply.expect(200).pair().decode, stays);
     }
-    assert_eq!(crew.decode[0].state().await.requests, 0);
-    assert_eq!(crew.total(Role::Decode).await.refused(), 0);
+    assert_eq!(engines.decode[0].state().await.requests, 0);
+    assert_eq!(engines.total(Role::Decode).await.refused(), 0);
     gateway.assert_comes_to_rest().await;
 }

@@ -1,4 +1,4 @@
-//! Requests that ask for more, or less, than an answer: only where they would go, to this worker, within a rack.
+//! Requests with special demands: a query only, a named worker, a pair within a rack.
 #![forbid(unsafe_code)]
 
 mod limits;

@@ -121,7 +121,7 @@ pub async fn an_unknown_id_is_refused_by_name(proxy: Proxy) {
         let message = reply.await.expect_code(503, "stale_worker_id");
         assert!(message.contains("424242"), "{message}");
     }
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
     rig.gateway.assert_comes_to_rest().await;
 }
 
@@ -138,7 +138,7 @@ pub async fn a_worker_of_the_wrong_role_is_refused_by_name(proxy: Proxy) {
         let message = reply.expect_code(400, "invalid_worker_id");
         assert!(message.contains(&id.to_string()), "{message}");
     }
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
 }
 
 pub async fn a_rank_out_of_range_is_refused_by_name(proxy: Proxy) {
@@ -154,7 +154,7 @@ pub async fn a_rank_out_of_range_is_refused_by_name(proxy: Proxy) {
         let message = reply.expect_code(400, "dp_rank_out_of_range");
         assert!(message.contains('7'), "{message}");
     }
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
     let good = both()
         .header("x-prefill-dp-rank", "0")
         .header("x-dp-rank", "0");
@@ -208,7 +208,7 @@ pub async fn direct_selection_without_a_pin_names_the_header(proxy: Proxy) {
         let reply = rig.gateway.send(Ask::chat("hello")).await;
         let message = reply.expect_code(400, "worker_id_required");
         assert!(message.contains(header), "{message}");
-        rig.assert_nobody_was_asked().await;
+        rig.assert_no_engine_requests().await;
         let header = format!("x-{header}");
         let pinned = Ask::chat("hello").header(&header, &id.to_string());
         rig.gateway.send(pinned).await.expect(200);
@@ -228,16 +228,16 @@ pub async fn an_aggregated_worker_is_pinned_by_its_backend_id(proxy: Proxy) {
     for (at, id) in ids.into_iter().enumerate() {
         let by_body = chat_with(json!({"backend_instance_id": id}));
         let by_header = Ask::chat("hello").header("x-dynamo-backend-instance-id", &id.to_string());
-        for asked in [ask(&by_body), by_header] {
+        for pinned in [ask(&by_body), by_header] {
             for _ in 0..4 {
-                let reply = gateway.send(asked.clone()).await.expect(200);
+                let reply = gateway.send(pinned.clone()).await.expect(200);
                 let worker = format!("a{at}");
                 assert_eq!(reply.header("x-pd-router-decode"), Some(worker.as_str()));
             }
         }
         assert_eq!(fleet.aggregated[at].state().await.answered, 8);
     }
-    // Who is not there any more is left out.
+    // A pin on an absent worker is ignored.
     let gone = chat_with(json!({"backend_instance_id": 424_242}));
     gateway.send(ask(&gone)).await.expect(200);
     gateway.assert_comes_to_rest().await;

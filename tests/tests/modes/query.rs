@@ -1,4 +1,4 @@
-//! Query-only requests: where would this go?
+//! Query-only requests: the workers that would be selected.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, chat_body};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{DECODE_IDS, PREFILL_IDS, Rig, answered, ask, chat_with, query};
 
-/// The two ids that an answer names.
+/// The two worker ids in an answer.
 fn chosen(nvext: &Value) -> (u64, u64) {
     let workers = &nvext["worker_id"];
     let number = |name: &str| {
@@ -36,11 +36,11 @@ pub async fn a_query_is_answered_here_and_books_nothing(proxy: Proxy) {
         assert_eq!(reply.header("content-type"), Some("application/json"));
         chosen_by(&reply);
         let nvext = reply.json()["nvext"].clone();
-        // Without tokens there is only their number to tell, in blocks.
+        // Without tokens the answer can give only their number, in blocks.
         assert!(nvext["block_count"].is_u64(), "{nvext}");
         assert!(nvext["token_ids"].is_null(), "{nvext}");
     }
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
     let metrics = rig.gateway.metrics().await;
     for name in ["pd_router_prefill_charges", "pd_router_decode_charges"] {
         assert_eq!(metrics.sum(name).unwrap_or_default(), 0.0, "{name}");
@@ -60,7 +60,7 @@ pub async fn a_query_as_a_stream_is_one_event_and_its_end(proxy: Proxy) {
     assert_eq!(events.len(), 2, "one event and the end: {events:?}");
     let events = reply.events();
     chosen(&events[0]["nvext"]);
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
     rig.gateway.assert_comes_to_rest().await;
 }
 
@@ -73,7 +73,7 @@ pub async fn a_query_that_carries_tokens_gets_them_back(proxy: Proxy) {
     let reply = reply.await.expect(200);
     chosen_by(&reply);
     assert_eq!(reply.json()["nvext"]["token_ids"], tokens);
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
 }
 
 pub async fn a_query_does_not_move_the_next_request(proxy: Proxy) {
@@ -82,17 +82,17 @@ pub async fn a_query_does_not_move_the_next_request(proxy: Proxy) {
     // Two workers of each role have one turn each in a round.
     for _ in 0..8 {
         let first = answered(&mut connection, Ask::chat("hello")).await.pair();
-        let asked = query(chat_body("hello"));
-        let told = chosen_by(&answered(&mut connection, ask(&asked)).await);
-        let again = chosen_by(&answered(&mut connection, ask(&asked)).await);
-        assert_eq!(told, again, "asking moves nothing");
+        let query_body = query(chat_body("hello"));
+        let chosen = chosen_by(&answered(&mut connection, ask(&query_body)).await);
+        let again = chosen_by(&answered(&mut connection, ask(&query_body)).await);
+        assert_eq!(chosen, again, "asking moves nothing");
         let second = answered(&mut connection, Ask::chat("hello")).await.pair();
         assert_ne!(first.prefill, second.prefill, "prefill's turns");
         assert_ne!(first.decode, second.decode, "decode's turns");
         let name = |ids: [u64; 2], id: u64| ids.iter().position(|one| *one == id);
         let place = |name: &str| name[1..].parse().ok();
-        assert_eq!(name(PREFILL_IDS, told.0), place(&second.prefill));
-        assert_eq!(name(DECODE_IDS, told.1), place(&second.decode));
+        assert_eq!(name(PREFILL_IDS, chosen.0), place(&second.prefill));
+        assert_eq!(name(DECODE_IDS, chosen.1), place(&second.decode));
     }
 }
 
@@ -113,7 +113,7 @@ pub async fn a_query_keeps_its_pins(proxy: Proxy) {
     let swapped = query(chat_with(json!({"prefill_worker_id": DECODE_IDS[0]})));
     let reply = rig.gateway.send(ask(&swapped)).await;
     reply.expect_code(400, "invalid_worker_id");
-    rig.assert_nobody_was_asked().await;
+    rig.assert_no_engine_requests().await;
 }
 
 pub async fn a_query_from_an_untrusted_caller_is_an_ordinary_request(proxy: Proxy) {

@@ -1,4 +1,4 @@
-//! Two workers of each role with names and ids, and callers that are trusted to steer.
+//! Two workers of each role with names and ids, and callers trusted with routing overrides.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Pair, Reply, chat_body};
@@ -26,7 +26,7 @@ impl Rig {
         Rig::start(proxy, json!({"trust_clients": true})).await
     }
 
-    /// The same where every worker has its turn: whether one was taken is then to be seen.
+    /// The same with round robin, so that a taken turn is visible.
     pub async fn trusting_in_turns(proxy: Proxy) -> Rig {
         Rig::start(proxy, with(in_turns(), json!({"trust_clients": true}))).await
     }
@@ -39,8 +39,8 @@ impl Rig {
         Rig { fleet, gateway }
     }
 
-    /// Fails where any engine got a request.
-    pub async fn assert_nobody_was_asked(&self) {
+    /// Fails if any engine got a request.
+    pub async fn assert_no_engine_requests(&self) {
         for engine in self.fleet.engines() {
             let state = engine.state().await;
             assert_eq!(state.requests, 0, "{}: {state:?}", engine.role.as_str());
@@ -91,7 +91,7 @@ pub fn pair(prefill: &str, decode: &str) -> Pair {
     }
 }
 
-/// Sends over this connection and expects an answer.
+/// Sends over this connection; fails without an answer of 200.
 pub async fn answered(connection: &mut Connection, ask: Ask) -> Reply {
     let reply = connection.send(ask).await;
     reply

@@ -1,10 +1,10 @@
-//! Which pairs may hand over: racks that are required or preferred, and sets that are one too many.
+//! Pairs that may exchange KV: required or preferred racks, and sets that exceed the limit.
 
 use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Pair, crowd};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Fleet, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -21,7 +21,7 @@ fn in_rack(rack: &str, enforcement: &str) -> Value {
     }})
 }
 
-/// A gateway over two workers of each role, in the racks given: two of prefill, then two of decode.
+/// A gateway over two workers of each role in these racks: two of prefill, then two of decode.
 async fn in_racks(proxy: Proxy, racks: [&str; 4], enforcement: &str) -> (Fleet, Gateway) {
     let fleet = Fleet::start(2, 2, FAST).await;
     let workers = workers(&fleet);
@@ -84,22 +84,22 @@ async fn until_ambiguous(gateway: &Gateway) {
 
 pub async fn two_sets_of_one_role_are_ambiguous_until_one_is_gone(proxy: Proxy) {
     for role in [Role::Prefill, Role::Decode] {
-        let mut crew = Crew::hire(2, 2, FAST).await;
-        crew.describe(role, |at| json!({"set": format!("set-{at}")}));
-        crew.bring(Role::Prefill).await;
-        crew.bring(Role::Decode).await;
-        let gateway = crew.gateway(proxy, json!({})).await;
+        let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+        engines.describe(role, |at| json!({"set": format!("set-{at}")}));
+        engines.start_and_list(Role::Prefill).await;
+        engines.start_and_list(Role::Decode).await;
+        let gateway = engines.gateway(proxy, json!({})).await;
         until_ambiguous(&gateway).await;
         gateway.send(Ask::get("/pd-router/ready")).await.expect(503);
-        assert_eq!(crew.total(Role::Decode).await.requests, 0);
+        assert_eq!(engines.total(Role::Decode).await.requests, 0);
 
-        crew.dismiss_one(role, 0);
+        engines.unlist_one(role, 0);
         gateway.answers().await;
-        crew.list_one(role, 0);
+        engines.list_one(role, 0);
         until_ambiguous(&gateway).await;
-        crew.dismiss_one(role, 1);
+        engines.unlist_one(role, 1);
         gateway.answers().await;
-        assert_eq!(crew.total(Role::Decode).await.refused(), 0);
+        assert_eq!(engines.total(Role::Decode).await.refused(), 0);
         gateway.assert_comes_to_rest().await;
     }
 }

@@ -1,4 +1,4 @@
-//! What people who run the gateway see of it: its metrics, and its status page in a real browser.
+//! The gateway as its operators see it: metrics, and the status page in a real browser.
 #![forbid(unsafe_code)]
 
 mod metrics;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pd_router_e2e::client::{self, Ask, chat_body};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, Fleet, MODEL, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::metrics::Metrics;
@@ -11,7 +11,7 @@ use pd_router_e2e::wait::{GENEROUS, eventually};
 use pd_router_e2e::{Proxy, paths};
 use serde_json::{Value, json};
 
-fn asked(content: &str, more: Value) -> Ask {
+fn chat_with(content: &str, more: Value) -> Ask {
     let body = with(chat_body(content), more);
     Ask::post("/v1/chat/completions", body.to_string())
 }
@@ -44,14 +44,14 @@ pub async fn every_documented_metric_is_there_from_the_start_and_no_other(proxy:
     let gateway = Gateway::over(proxy, &fleet).await;
     let documented = documented();
     assert!(documented.len() > 30, "{documented:?}");
-    // The VM that leads tells of the fleet within a round; Envoy takes histograms in every five seconds.
+    // The leading VM publishes the fleet's metrics within a round; Envoy merges histograms every five seconds.
     let missing = |metrics: &Metrics| {
         let there: BTreeSet<&str> = metrics
             .samples()
             .map(|sample| sample.name.as_str())
             .collect();
         let is_missing = |name: &str, kind: &str| match kind {
-            // One that nothing was told is there with its sum of 0, or not at all: that is Envoy's to say.
+            // An empty histogram is present with a sum of 0, or absent: that depends on Envoy.
             "histogram" => false,
             _ => !there.contains(name),
         };
@@ -103,10 +103,10 @@ pub async fn requests_answers_and_tokens_are_counted_by_pool_and_model(proxy: Pr
     for count in tokens {
         for stream in [false, true] {
             let more = json!({"max_tokens": count, "stream": stream});
-            gateway.send(asked("hello", more)).await.expect(200);
+            gateway.send(chat_with("hello", more)).await.expect(200);
         }
     }
-    let unknown = asked("hello", json!({"model": "nobody's"}));
+    let unknown = chat_with("hello", json!({"model": "nobody's"}));
     gateway.send(unknown).await.expect_error(404);
     gateway.assert_comes_to_rest().await;
     let metrics = gateway.metrics().await;
@@ -129,17 +129,17 @@ pub async fn pieces_pass_unread_where_nobody_counts_them(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let config = fleet.config_with(json!({"output": {"accounting": false}}));
     let gateway = Gateway::start(proxy, &config, &[]).await;
-    let streamed = asked("hello", json!({"max_tokens": 40, "stream": true}));
+    let streamed = chat_with("hello", json!({"max_tokens": 40, "stream": true}));
     let reply = gateway.send(streamed).await.expect(200);
     let pieces = reply.text().matches("\"content\":\" token").count();
     assert_eq!(pieces, 39, "all but the first: {}", reply.text());
     assert!(reply.text().ends_with("data: [DONE]\n\n"));
-    let whole = asked("hello", json!({"max_tokens": 7}));
+    let whole = chat_with("hello", json!({"max_tokens": 7}));
     gateway.send(whole).await.expect(200);
     gateway.assert_comes_to_rest().await;
     let metrics = gateway.metrics().await;
     let counted = metrics.sum_where("pd_router_output_tokens_total", &[("model", MODEL)]);
-    // What came together with the first token was read with it.
+    // Tokens in one piece with the first token are counted with it.
     assert!(
         counted.is_some_and(|tokens| (8.0..40.0).contains(&tokens)),
         "{counted:?}"
@@ -154,7 +154,7 @@ pub async fn what_of_a_prefix_was_possible_and_chosen_is_counted(proxy: Proxy) {
         gateway.send(Ask::chat(&long)).await.expect(200);
         gateway.assert_comes_to_rest().await;
     }
-    let metrics = eventually("picks are told", GENEROUS, || async {
+    let metrics = eventually("picks are counted", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         match metrics.sum_where("pd_router_picks_total", &[("role", "prefill")]) {
             Some(4.0) => Ok(metrics),
@@ -166,7 +166,7 @@ pub async fn what_of_a_prefix_was_possible_and_chosen_is_counted(proxy: Proxy) {
     let possible = metrics.expect("pd_router_prefix_blocks_possible_total");
     let chosen = metrics.expect("pd_router_prefix_blocks_chosen_total");
     assert!(blocks > 0.0 && possible <= blocks, "{possible} of {blocks}");
-    // The first prompt is new; of two threads each may see it for the first time before it has heard of it.
+    // The first prompt is new, possibly once on each of two threads, before the other thread's decision arrives.
     assert!(
         chosen >= blocks / 2.0 && chosen <= possible,
         "{chosen}, {possible} of {blocks}"
@@ -180,13 +180,13 @@ pub async fn what_of_a_prefix_was_possible_and_chosen_is_counted(proxy: Proxy) {
 pub async fn first_tokens_and_those_that_follow_are_timed(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let gateway = Gateway::over(proxy, &fleet).await;
-    let stream = asked("hello", json!({"max_tokens": 8, "stream": true}));
+    let stream = chat_with("hello", json!({"max_tokens": 8, "stream": true}));
     for _ in 0..3 {
         gateway.send(stream.clone()).await.expect(200);
     }
     for name in ["time_to_first_token_ms", "inter_token_latency_ms"] {
         let count = format!("pd_router_{name}_count");
-        eventually("a histogram is told", GENEROUS, || async {
+        eventually("a histogram is published", GENEROUS, || async {
             match gateway.metrics().await.sum(&count) {
                 Some(3.0) => Ok(()),
                 other => Err(format!("{count}: {other:?}")),
@@ -201,7 +201,7 @@ pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
     let gateway = Gateway::over(proxy, &fleet).await;
     let long = "a sentence that repeats itself. ".repeat(40);
     for count in [3, 5, 8] {
-        let ask = asked(&long, json!({"max_tokens": count}));
+        let ask = chat_with(&long, json!({"max_tokens": count}));
         gateway.send(ask).await.expect(200);
         gateway.assert_comes_to_rest().await;
     }
@@ -211,11 +211,11 @@ pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
         "request_output_tokens",
         "prefix_hit_percent",
     ];
-    eventually("the histograms are told", GENEROUS, || async {
+    eventually("the histograms are published", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         let counts = [input, output, hits].map(|name| metrics.sum(&of(name, "count")));
         let sums = [input, output, hits].map(|name| metrics.sum(&of(name, "sum")).unwrap_or(0.0));
-        // Nothing of the first prompt was known, and nearly all of the others'. What is 100 counts as up to 110: by Envoy's buckets.
+        // No block of the first prompt is known, and nearly all of the others'. In Envoy's buckets 100 counts as up to 110.
         let is_right = counts == [Some(3.0); 3]
             && sums[0] > 3.0 * 300.0
             && (15.0..18.0).contains(&sums[1])
@@ -229,18 +229,18 @@ pub async fn found_lengths_and_hits_are_distributions(proxy: Proxy) {
 }
 
 pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 2, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 2, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
     gateway.answers().await;
-    let leaver = crew.posts(Role::Decode)[0].name();
+    let leaver = engines.slots(Role::Decode)[0].name();
     let of_leaver = [("worker", leaver.as_str())];
     let blocks =
         |metrics: &Metrics| metrics.sum_where("pd_router_worker_decode_blocks", &of_leaver);
-    let stream = asked("hello", json!({"max_tokens": 4000, "stream": true}));
+    let stream = chat_with("hello", json!({"max_tokens": 4000, "stream": true}));
     let listen = gateway.listen;
-    // One after the other, until they are stopped: somebody is busy all the time.
+    // One stream after the other until they are stopped: some engine is always busy.
     let streams = (0..8).map(|_| {
         let stream = stream.clone();
         tokio::spawn(async move {
@@ -257,7 +257,7 @@ pub async fn a_worker_that_left_shows_no_stale_figure(proxy: Proxy) {
         }
     })
     .await;
-    crew.dismiss_one(Role::Decode, 0);
+    engines.unlist_one(Role::Decode, 0);
     eventually("its figure is 0", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         let listed = metrics.sum_where("pd_router_fleet_workers", &[("role", "decode")]);

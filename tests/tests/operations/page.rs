@@ -11,7 +11,7 @@ use pd_router_e2e::{Proxy, paths};
 use serde_json::json;
 use tokio::process::Command;
 
-/// What a browser that is given a page must not do: look for anything but the page.
+/// Options that keep a browser from requesting anything but the page.
 const QUIET: [&str; 9] = [
     "--headless",
     "--no-sandbox",
@@ -21,11 +21,11 @@ const QUIET: [&str; 9] = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    // The page has read its figures by then.
+    // Virtual time, in milliseconds, in which the page reads its figures.
     "--virtual-time-budget=3000",
 ];
 
-/// Shows a page in a window of this size; what came of it on standard output.
+/// Loads a page in a window of this size; returns standard output.
 async fn browse(url: &str, (width, height): (u32, u32), what: &str) -> String {
     let profile = paths::scratch().join(unique_name("browser"));
     let output = Command::new(paths::chromium())
@@ -44,7 +44,7 @@ async fn browse(url: &str, (width, height): (u32, u32), what: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A picture's width, height, and how many colours it has.
+/// A picture's width and height, and its number of colours.
 fn look_at(picture: &PathBuf) -> (u32, u32, usize) {
     let file = std::fs::File::open(picture).expect("a screenshot");
     let mut decoder = png::Decoder::new(std::io::BufReader::new(file));
@@ -83,7 +83,7 @@ pub async fn a_browser_shows_the_fleet_and_what_was_refused(proxy: Proxy) {
         "1 prefill worker",
         "active",
         "404 model_not_found",
-        // A client's words stay words.
+        // A client's text is escaped.
         "&lt;i&gt;nobody's&lt;/i&gt;",
     ] {
         assert!(shown.contains(text), "{text} is not shown: {shown}");

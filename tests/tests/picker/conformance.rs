@@ -1,6 +1,6 @@
 //! The data-plane half of the Gateway API inference extension's conformance suite, on plain Envoy, under its tests' names.
 //!
-//! There the picker is told whom to pick by a header of the test's; here by the subset that a gateway in front allows.
+//! There a header of the test gives the picker its choice; here the subset that a gateway in front allows does.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,7 +11,7 @@ use pd_router_e2e::engines::{Engine, Role, with};
 use pd_router_e2e::gateway::worker;
 use pd_router_e2e::plain::{Bootstrap, Plain};
 use pd_router_e2e::raw::{self, Raw};
-use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
+use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -93,7 +93,7 @@ pub async fn gateway_destination_endpoint_served(_: Proxy) {
     let plain = over(&pods).await;
     for chosen in 0..3 {
         let ask = ask().header(SUBSET, &pods.named(&[chosen]));
-        // What a client or a worker says there is nobody's word.
+        // A value of this header from a client or a worker has no effect.
         let ask = ask.header(SERVED, "10.9.9.9:80");
         let reply = plain.gateway.send(ask).await.expect(200);
         assert_eq!(reply.header(SERVED), Some(pods.named(&[chosen]).as_str()));
@@ -101,7 +101,7 @@ pub async fn gateway_destination_endpoint_served(_: Proxy) {
     }
 }
 
-/// Beside the suite: of a list whose first takes no connection, the one that answered.
+/// Beside the suite: of a list whose first endpoint refuses connections, the endpoint that answered is named.
 pub async fn the_endpoint_served_is_the_one_that_answered(_: Proxy) {
     let pods = Pods::on(&hosts(2)).await;
     let gone = Pods::on(&hosts(1)).await.addresses();
@@ -146,7 +146,7 @@ pub async fn the_charge_is_that_ones_too(_: Proxy) {
         client.read_until("data:", 3).await;
         streams.push(client);
     }
-    // Whichever thread tells: what others have booked it knows a moment later.
+    // Any thread may answer: other threads' bookings arrive with a short delay.
     eventually(
         "all are charged to the one that serves",
         GENEROUS,
@@ -183,7 +183,7 @@ pub async fn gateway_weighted_across_two_inference_pools(_: Proxy) {
     first["match"] = weighted["match"].clone();
     let bootstrap = two_pools(&one, &two).with_routes(&[first, route("/", "two")]);
     let plain = bootstrap.start().await;
-    // One of each pool: whoever else is reached was not picked.
+    // One pod of each pool is picked; requests to others are wrong.
     let subset = format!("{},{}", one.named(&[1]), two.named(&[0]));
     let ask = ask().header(SUBSET, &subset);
     for reply in crowd(plain.gateway.listen, 10, REQUESTS / 10, &ask).await {
@@ -215,7 +215,7 @@ pub async fn http_route_multiple_rules_different_pools(_: Proxy) {
         assert_eq!(other.counts(), before.1);
         assert_eq!(reached.pod(0).last().path, path);
     }
-    // The picker of one pool picks nobody of the other's.
+    // The picker of one pool selects no pod of the other's.
     let ask = Ask::post("/primary/v1/completions", crate::rig::BODY);
     let ask = ask.header(SUBSET, &two.named(&[0]));
     plain.gateway.send(ask).await.expect_error(503);
@@ -242,8 +242,8 @@ pub async fn http_route_multiple_gateways_different_pools(_: Proxy) {
 
 /// Upstream: InferencePoolAppProtocol.
 pub async fn inference_pool_app_protocol(_: Proxy) {
-    let http1 = Pods::that_speak(Speaks::Http1, &hosts(2)).await;
-    let h2c = Pods::that_speak(Speaks::Http2, &hosts(2)).await;
+    let http1 = Pods::speaking(HttpVersion::Http1, &hosts(2)).await;
+    let h2c = Pods::speaking(HttpVersion::Http2, &hosts(2)).await;
     let mut bootstrap = two_pools(&http1, &h2c);
     let options = &mut bootstrap.cluster("two")["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
     // `kubernetes.io/h2c`; without an app protocol the shipped bootstrap's HTTP/1.1.
@@ -264,8 +264,8 @@ pub async fn inference_pool_app_protocol(_: Proxy) {
 
 /// Upstream: InferencePoolInvalidEPPService; its data-plane half.
 pub async fn inference_pool_invalid_epp_service(_: Proxy) {
-    // The picker cannot be had from where it should be: what comes is something else.
-    let store = Scripted::start(|_| Answer::json("this is no picker")).await;
+    // The picker cannot be fetched: the download is another document.
+    let store = ScriptedWorker::start(|_| Answer::json("this is no picker")).await;
     let pods = Pods::on(&hosts(1)).await;
     let config = configuration(vec![pool("one", pods.listed(), json!({}))]);
     let mut bootstrap = Bootstrap::shipped("bootstrap.yaml", &config);
@@ -287,5 +287,5 @@ pub async fn inference_pool_invalid_epp_service(_: Proxy) {
         assert!(reply.status >= 500, "{reply:?}");
     }
     assert_eq!(pods.counts(), [0]);
-    assert!(!store.requests().is_empty(), "nobody asked for the picker");
+    assert!(!store.requests().is_empty(), "the picker was never fetched");
 }

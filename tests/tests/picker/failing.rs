@@ -1,4 +1,4 @@
-//! The picker is gone, or knows nobody: told apart, in a gateway that stays open and in one that is closed.
+//! A picker that is gone, or that has no workers: two different cases, with the gateway failing open or closed.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, crowd};
@@ -15,7 +15,7 @@ const READY: &str = "/pd-router/ready";
 const OPEN: &str = "bootstrap-fail-open.yaml";
 const CLOSED: &str = "bootstrap.yaml";
 
-/// A gateway of this bootstrap, with the plugin that a header may kill, over a cluster of these.
+/// A gateway of this bootstrap, with the plugin that a header makes trap, over a cluster of these pods.
 async fn over(bootstrap: &str, pods: &Pods, workers: Vec<Value>, more: Value) -> Plain {
     let config = configuration(vec![pool("decode", workers, more)]);
     let bootstrap = Bootstrap::shipped(bootstrap, &config).with_plugin(&paths::trap_plugin());
@@ -25,7 +25,7 @@ async fn over(bootstrap: &str, pods: &Pods, workers: Vec<Value>, more: Value) ->
         .await
 }
 
-/// Kills the picker on every thread; what its last requests were answered with, where they were.
+/// Kills the picker on every thread; returns the answers to its last requests.
 async fn kill_the_picker(plain: &Plain) -> Vec<Reply> {
     let mut last = Vec::new();
     for _ in 0..plain.gateway.enough_connections() {
@@ -36,7 +36,7 @@ async fn kill_the_picker(plain: &Plain) -> Vec<Reply> {
 }
 
 async fn many(plain: &Plain, ask: &Ask) -> Vec<Reply> {
-    // Each over a connection of its own: Envoy closes one after an answer that it gives itself.
+    // Each request has its own connection: Envoy closes a connection after an answer of its own.
     let clients = plain.gateway.enough_connections();
     crowd(plain.gateway.listen, clients, 1, ask).await
 }
@@ -45,15 +45,15 @@ async fn many(plain: &Plain, ask: &Ask) -> Vec<Reply> {
 pub async fn epp_unavailable_fail_open(_: Proxy) {
     let pods = Pods::start(3).await;
     let plain = over(OPEN, &pods, pods.listed(), json!({"on_empty": "pass"})).await;
-    // While it is there its word counts.
+    // A running picker names the endpoint that served.
     let reply = plain.gateway.send(ask()).await.expect(200);
     assert!(reply.header(SERVED).is_some(), "{reply:?}");
-    // What a picker has in hand when it dies ends with it, whatever the policy.
+    // Requests in the picker when it dies end with it, under either policy.
     for reply in kill_the_picker(&plain).await {
         assert!(matches!(reply.status, 200 | 503), "{reply:?}");
     }
     let before = pods.counts();
-    // A client that names a worker gets no more than any other.
+    // A client's header for a worker has no effect.
     let forged = ask().header("x-gateway-destination-endpoint", &pods.named(&[0]));
     for reply in many(&plain, &forged).await {
         let reply = reply.expect(200);
@@ -69,13 +69,13 @@ pub async fn epp_unavailable_fail_open(_: Proxy) {
         assert!(got.values("x-gateway-destination-endpoint").is_empty());
         assert_eq!(got.text(), crate::rig::BODY);
     }
-    // Nobody answers in the picker's place: its own pages are not there now.
+    // The picker's own pages are absent now.
     for reply in many(&plain, &Ask::get(READY)).await {
         reply.expect_code(404, "unknown_path");
     }
 }
 
-/// With the picker, and with it gone.
+/// The same with the picker, and after its death.
 pub async fn found_b5_nobody_operates_an_engine_where_the_picker_is_gone(_: Proxy) {
     let pods = Pods::start(2).await;
     let plain = over(OPEN, &pods, pods.listed(), json!({"on_empty": "pass"})).await;
@@ -97,10 +97,10 @@ pub async fn found_b5_nobody_operates_an_engine_where_the_picker_is_gone(_: Prox
         let before = pods.counts();
         for ask in &operating {
             let reply = plain.gateway.send(ask.clone()).await;
-            let said = format!("{ask:?}: {reply:?}");
+            let context = format!("{ask:?}: {reply:?}");
             assert!(
                 reply.status == 404 && reply.text().contains("unknown_path"),
-                "{said}"
+                "{context}"
             );
         }
         assert_eq!(pods.counts(), before, "picker gone: {is_gone}");
@@ -115,7 +115,7 @@ pub async fn found_b5_nobody_operates_an_engine_where_the_picker_is_gone(_: Prox
     }
 }
 
-/// The other half of that: without a picker nobody is reached, until there is one again.
+/// The fail-closed half: without a picker no pod is reached, until there is one again.
 pub async fn epp_unavailable_fail_close(_: Proxy) {
     let pods = Pods::start(3).await;
     let plain = over(CLOSED, &pods, pods.listed(), json!({})).await;
@@ -140,12 +140,12 @@ pub async fn epp_unavailable_fail_close(_: Proxy) {
     .await;
 }
 
-/// Closed for good: a picker that is not started anew.
+/// Closed for good: a picker that is not restarted.
 pub async fn epp_unavailable_fail_close_for_good(_: Proxy) {
     let pods = Pods::start(2).await;
     let config = configuration(vec![pool("decode", pods.listed(), json!({}))]);
     let mut bootstrap = Bootstrap::shipped(OPEN, &config).with_plugin(&paths::trap_plugin());
-    // Even where the cluster would choose: it is the policy that closes.
+    // The cluster itself could choose: only the policy closes.
     bootstrap.plugin()["failure_policy"] = json!("FAIL_CLOSED");
     let bootstrap = bootstrap.with_clusters(&[("decode", pods.addresses())]);
     let plain = bootstrap.start().await;
@@ -157,14 +157,14 @@ pub async fn epp_unavailable_fail_close_for_good(_: Proxy) {
     for ask in [ask(), Ask::get(READY), Ask::get("/v1/models")] {
         for reply in many(&plain, &ask).await {
             assert!(reply.status >= 500, "{reply:?}");
-            // It is Envoy who says so, not a picker.
+            // The error is Envoy's, not a picker's.
             assert!(!reply.text().contains("\"error\""), "{reply:?}");
         }
     }
     assert_eq!(pods.counts(), before);
 }
 
-/// A picker that knows nobody, open: it lets the cluster choose, and says so itself.
+/// A picker without workers, failing open: the cluster chooses, and the picker says so in a header.
 pub async fn epp_empty_fail_open(_: Proxy) {
     let pods = Pods::start(3).await;
     let plain = over(OPEN, &pods, Vec::new(), json!({"on_empty": "pass"})).await;
@@ -178,7 +178,7 @@ pub async fn epp_empty_fail_open(_: Proxy) {
         assert!(got.values("x-gateway-destination-endpoint").is_empty());
         assert_eq!(got.text(), crate::rig::BODY);
     }
-    // It is alive: its pages are its own.
+    // The picker runs: it serves its own pages.
     let before = pods.counts();
     let page = plain.gateway.whole_status().await;
     assert_eq!(page["pools"][0]["workers"], json!([]), "{page}");
@@ -186,7 +186,7 @@ pub async fn epp_empty_fail_open(_: Proxy) {
     plain.gateway.assert_comes_to_rest().await;
 }
 
-/// A picker that knows nobody, closed: it says so, whatever the cluster would do.
+/// A picker without workers, failing closed: it refuses, whatever the cluster would do.
 pub async fn epp_empty_fail_close(_: Proxy) {
     let pods = Pods::start(2).await;
     for bootstrap in [OPEN, CLOSED] {

@@ -14,7 +14,7 @@ use crate::rig::{CHAT, QUICK, REASON};
 const OBJECTIVE: &str = "x-llm-d-inference-objective";
 const FLOW: &str = "x-llm-d-inference-fairness-id";
 
-/// All by which a gateway in front says what a request is worth.
+/// Headers in which a gateway in front gives a request's priority and flow.
 const HEADERS: [&str; 4] = [
     OBJECTIVE,
     FLOW,
@@ -34,7 +34,7 @@ async fn start(proxy: Proxy, trusts: bool) -> (Fleet, Gateway) {
     (fleet, gateway)
 }
 
-/// Keeps the decode worker busy until what is returned is dropped.
+/// Keeps the decode worker busy until the returned value is dropped.
 async fn occupy(gateway: &Gateway) -> Raw {
     let endless = with(
         chat_body("the first"),
@@ -48,11 +48,11 @@ async fn occupy(gateway: &Gateway) -> Raw {
     client
 }
 
-type Asked = JoinHandle<Result<Reply, Failure>>;
+type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
-/// Sends a request that waits, as the `place`th one.
-async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> Asked {
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+/// Sends a request that waits at position `place`.
+async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> PendingReply {
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     eventually(&format!("{place} wait"), GENEROUS, || async {
         let status = gateway.status().await;
         (status["waiting"] == place)
@@ -60,15 +60,15 @@ async fn wait_in_line(gateway: &Gateway, ask: Ask, place: u64) -> Asked {
             .ok_or(status.to_string())
     })
     .await;
-    asked
+    pending
 }
 
-async fn answer(asked: Asked) -> Reply {
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+async fn answer(pending: PendingReply) -> Reply {
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
-/// What the decode worker was asked, in its order, after the first.
+/// Prompts of the decode worker's requests in order, without the first.
 async fn served(fleet: &Fleet) -> Vec<String> {
     let legs = fleet.decode[0].requests().await;
     let content = |body: Value| {
@@ -80,7 +80,7 @@ async fn served(fleet: &Fleet) -> Vec<String> {
     legs.iter().skip(1).map(|leg| content(leg.json())).collect()
 }
 
-/// Fails where this is not the refusal of a sheddable request.
+/// Fails unless this is the refusal of a sheddable request.
 #[track_caller]
 fn assert_shed(reply: &Reply) {
     reply.expect_code(429, "overloaded");
@@ -91,7 +91,7 @@ fn assert_shed(reply: &Reply) {
 
 pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, true).await;
-    // While somebody is free it is served like any other.
+    // While a worker is free, such a request is served like any other.
     gateway
         .send(Ask::chat("hello").header(OBJECTIVE, "batch"))
         .await
@@ -104,30 +104,30 @@ pub async fn a_sheddable_request_is_refused_where_a_normal_one_waits(proxy: Prox
         let reply = gateway.send(Ask::chat("shed").header(name, "batch")).await;
         assert_shed(&reply);
     }
-    // llm-d's name wins.
+    // llm-d's header takes precedence.
     let both = Ask::chat("shed").header(OBJECTIVE, "batch");
     let both = both.header("x-gateway-inference-objective", "urgent");
     assert_shed(&gateway.send(both).await);
 
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     let waits = |objective| Ask::chat("waits").header(OBJECTIVE, objective);
-    // One that the pool does not know, and one that says nothing, are as none.
+    // An unknown or empty objective counts as none.
     for (ask, place) in [
         (Ask::chat("waits"), 1),
         (waits("usual"), 2),
         (waits("nobody-knows"), 3),
         (waits(""), 4),
     ] {
-        asked.push(wait_in_line(&gateway, ask, place).await);
+        pending.push(wait_in_line(&gateway, ask, place).await);
     }
     assert_eq!(
         fleet.prefill_total().await.requests,
         before,
-        "nobody was let in"
+        "no request was admitted"
     );
     drop(first);
-    for asked in asked {
-        answer(asked).await.expect_tokens(4);
+    for pending in pending {
+        answer(pending).await.expect_tokens(4);
     }
     for engine in fleet.engines() {
         for got in engine.requests().await {
@@ -144,7 +144,7 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, true).await;
     let first = occupy(&gateway).await;
     let of = |content: &str, flow: &str| Ask::chat(content).header(FLOW, flow);
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for (ask, place) in [
         (of("greedy 1", "greedy"), 1),
         (of("greedy 2", "greedy"), 2),
@@ -152,11 +152,11 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
         (of("modest", "modest"), 4),
         (of("urgent", "greedy").header(OBJECTIVE, "urgent"), 5),
     ] {
-        asked.push(wait_in_line(&gateway, ask, place).await);
+        pending.push(wait_in_line(&gateway, ask, place).await);
     }
     drop(first);
-    for asked in asked {
-        answer(asked).await.expect_tokens(4);
+    for pending in pending {
+        answer(pending).await.expect_tokens(4);
     }
     let order = served(&fleet).await;
     assert_eq!(order[0], "urgent");
@@ -169,11 +169,11 @@ pub async fn the_urgent_come_first_and_flows_take_turns(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// Whose word it is matters: of anybody's it is taken out, and does nothing, for better or worse.
+/// From an untrusted caller these headers are removed and have no effect, better or worse.
 pub async fn what_anybody_says_of_its_worth_is_nothing(proxy: Proxy) {
     let (fleet, gateway) = start(proxy, false).await;
     let first = occupy(&gateway).await;
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     let forged = |content: &str, objective: &str| {
         let ask = Ask::chat(content)
             .header(OBJECTIVE, objective)
@@ -186,11 +186,11 @@ pub async fn what_anybody_says_of_its_worth_is_nothing(proxy: Proxy) {
         (forged("2", "batch"), 2),
         (forged("3", "urgent"), 3),
     ] {
-        asked.push(wait_in_line(&gateway, ask, place).await);
+        pending.push(wait_in_line(&gateway, ask, place).await);
     }
     drop(first);
-    for asked in asked {
-        answer(asked).await.expect_tokens(4);
+    for pending in pending {
+        answer(pending).await.expect_tokens(4);
     }
     assert_eq!(served(&fleet).await, ["1", "2", "3"]);
     for engine in fleet.engines() {

@@ -1,55 +1,55 @@
-//! The model's name: the workers' on the way there, the client's own on the way back, and every other byte as it was.
+//! The model's name: the workers' name towards them, the client's own in the answer, and every other byte unchanged.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::engines::{Recorded, Role, static_config, with};
+use pd_router_e2e::engines::{RecordedRequest, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::json_text::members_without;
-use pd_router_e2e::scripted::{Answer, Scripted};
+use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use serde_json::{Value, json};
 
 use crate::rig::CHAT;
 
-/// The names by which a gateway in front overrides the model; where both are there the first one counts.
+/// Headers by which a gateway in front overrides the model; the first one takes precedence.
 const BY_LLMD: &str = "x-llm-d-model-name-rewrite";
 const BY_GATEWAY: &str = "x-gateway-model-name-rewrite";
 
-/// The client's name, with something in it that JSON writes otherwise; and the workers'.
+/// The client's name, with characters that JSON escapes; and the workers' name.
 const CLIENTS: &str = "the \"client's\" <own>";
 const WORKERS: &str = "workers/name";
 
-/// What speaks of the model without being its name.
+/// Text that looks like the model's field and is not.
 const DECOY: &str = r#"\"model\":\"workers/name\", \"model\": \"the own\""#;
 
 const PARAMS: &str = r#""kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e"}"#;
 
-/// How many answers are asked for at once.
+/// Concurrent requests.
 const AT_ONCE: usize = 24;
 
 /// A prefill and a decode worker; decode answers by the number in the request.
-struct Scene {
-    prefill: Scripted,
-    decode: Scripted,
+struct ScriptedPair {
+    prefill: ScriptedWorker,
+    decode: ScriptedWorker,
     gateway: Gateway,
 }
 
-impl Scene {
+impl ScriptedPair {
     async fn start(
         proxy: Proxy,
         pool: Value,
-        answer: impl Fn(&Recorded) -> Answer + Send + Sync + 'static,
-    ) -> Scene {
-        let prefill = Scripted::start(|_| Answer::json(whole(PARAMS))).await;
-        let decode = Scripted::start(answer).await;
-        // They serve any model: which name they are asked for is what is looked at.
-        let listed = |worker: &Scripted, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
+        answer: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+    ) -> ScriptedPair {
+        let prefill = ScriptedWorker::start(|_| Answer::json(whole(PARAMS))).await;
+        let decode = ScriptedWorker::start(answer).await;
+        // The workers serve any model: the requested name is under test.
+        let listed = |worker: &ScriptedWorker, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
         let workers = vec![
             listed(&prefill, Role::Prefill),
             listed(&decode, Role::Decode),
         ];
         let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
-        Scene {
+        ScriptedPair {
             prefill,
             decode,
             gateway,
@@ -57,7 +57,7 @@ impl Scene {
     }
 }
 
-fn as_asked(got: &Recorded) -> Answer {
+fn as_asked(got: &RecordedRequest) -> Answer {
     match is_streamed(got.text()) {
         true => Answer::stream([stream()]),
         false => Answer::json(whole(r#""z":9007199254740993"#)),
@@ -89,11 +89,11 @@ fn stream() -> String {
     )
 }
 
-/// The same as the client should read it.
+/// The same answer as the client should get it.
 fn restored(text: &str) -> String {
     let name = json!(CLIENTS).to_string();
     let named = format!("\"{WORKERS}\"");
-    // A name stands behind an unescaped key; what a comment says is no key.
+    // The name follows an unescaped key; a comment has no key.
     let lines = text.split_inclusive('\n').map(|line| {
         if line.starts_with(':') {
             return line.to_owned();
@@ -112,7 +112,7 @@ fn restored(text: &str) -> String {
     lines.collect()
 }
 
-/// A request under the client's name, which has everything that re-writing JSON loses, and speaks of the model in its text.
+/// A request with the client's name and everything that re-writing JSON loses, and with the decoy in its text.
 fn body(text: &str, streamed: bool) -> String {
     let name = json!(CLIENTS).to_string();
     format!(
@@ -120,7 +120,7 @@ fn body(text: &str, streamed: bool) -> String {
     )
 }
 
-/// What a worker should get of it, but for what a hand-off adds.
+/// The body that a worker should get, without the hand-off's members.
 fn renamed(body: &str, name: &str) -> String {
     let from = format!("\"model\" : {}", json!(CLIENTS));
     assert!(body.contains(&from), "{body}");
@@ -131,30 +131,30 @@ fn rewritten() -> Value {
     json!({"model_rewrites": [{"model": CLIENTS, "targets": [{"model": WORKERS}]}]})
 }
 
-fn assert_length_is_right(got: &Recorded) {
+fn assert_length_is_right(got: &RecordedRequest) {
     assert_eq!(got.values("content-length"), [got.body_bytes.to_string()]);
     assert!(got.values("transfer-encoding").is_empty(), "{got:?}");
 }
 
 pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), as_asked).await;
+    let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for streamed in [false, true] {
         let sent = body("hello", streamed);
-        let reply = scene
+        let reply = pair
             .gateway
             .send(Ask::post(CHAT, sent.clone()))
             .await
             .expect(200);
-        let said = match streamed {
+        let expected = match streamed {
             true => stream(),
             false => whole(r#""z":9007199254740993"#),
         };
-        assert_eq!(reply.text(), restored(&said));
+        assert_eq!(reply.text(), restored(&expected));
         if let Some(length) = reply.header("content-length") {
             assert_eq!(length, reply.body.len().to_string());
         }
-        let (prefill, decode) = (scene.prefill.last(), scene.decode.last());
-        // Nothing but the hand-off and, for prefill, the limits is another than the client's; and that is as it wrote it.
+        let (prefill, decode) = (pair.prefill.last(), pair.decode.last());
+        // Only the hand-off and, for prefill, the limits differ from the client's body.
         let added = ["kv_transfer_params"];
         let wanted = renamed(&sent, WORKERS);
         assert_eq!(
@@ -170,12 +170,12 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
             assert_length_is_right(got);
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
-/// A worker that runs whole requests gets every byte but the name.
+/// An aggregated worker gets every byte but the name unchanged.
 pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
-    let worker = Scripted::start(as_asked).await;
+    let worker = ScriptedWorker::start(as_asked).await;
     let listed = json!({"address": worker.address.to_string(), "role": "aggregated"});
     let pool = with(rewritten(), json!({"protocol": "aggregated"}));
     let gateway = Gateway::start(proxy, &static_config(vec![listed], pool), &[]).await;
@@ -189,27 +189,27 @@ pub async fn every_other_byte_is_as_it_was(proxy: Proxy) {
         assert_eq!(got.text(), renamed(&sent, WORKERS));
         assert_length_is_right(&got);
     }
-    // What no rule names goes as it came, and comes back so.
+    // A name without a rule passes unchanged in both directions.
     let other = r#"{"model":"another", "messages":[{"role":"user","content":"hi"}]}"#;
     let reply = gateway.send(Ask::post(CHAT, other)).await.expect(200);
     assert_eq!(worker.last().text(), other);
     assert_eq!(reply.text(), whole(r#""z":9007199254740993"#));
 }
 
-/// The number in a request, by which its answer is cut.
-fn cut_at(got: &Recorded) -> usize {
+/// The number in a request, which gives the cut of its answer.
+fn cut_at(got: &RecordedRequest) -> usize {
     let number = got.text().split("cut at ").nth(1);
     let digits = number.and_then(|rest| rest.split('.').next());
     let number = digits.and_then(|digits| digits.parse().ok());
     number.unwrap_or_else(|| panic!("no number in {got:?}"))
 }
 
-async fn cut_answers(scene: &Scene, count: usize, streamed: bool) -> Vec<Reply> {
+async fn cut_answers(pair: &ScriptedPair, count: usize, streamed: bool) -> Vec<Reply> {
     let mut replies = Vec::new();
     for first in (0..count).step_by(AT_ONCE) {
         let some = (first..count.min(first + AT_ONCE)).map(|at| {
             let ask = Ask::post(CHAT, body(&format!("cut at {at}."), streamed));
-            scene.gateway.send(ask)
+            pair.gateway.send(ask)
         });
         replies.extend(join_all(some).await);
     }
@@ -218,24 +218,24 @@ async fn cut_answers(scene: &Scene, count: usize, streamed: bool) -> Vec<Reply> 
 
 /// GAIE #2769: the name is split over chunks, at every byte.
 pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), |got| {
+    let pair = ScriptedPair::start(proxy, rewritten(), |got| {
         let all = stream();
         let (one, two) = all.split_at(cut_at(got).min(all.len()));
         Answer::stream([one.to_owned(), two.to_owned()])
     })
     .await;
     let all = stream();
-    // From the comment's end through the first event, which holds the name and the text that looks like it.
+    // Cuts up to the end of the first event, which holds the name and its decoy.
     let end = all.find("<&>").unwrap_or(all.len());
-    for (at, reply) in cut_answers(&scene, end, true).await.into_iter().enumerate() {
+    for (at, reply) in cut_answers(&pair, end, true).await.into_iter().enumerate() {
         assert_eq!(reply.expect(200).text(), restored(&all), "cut at {at}");
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
-/// The same of an answer in one piece.
+/// The same for an unstreamed answer.
 pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), |got| {
+    let pair = ScriptedPair::start(proxy, rewritten(), |got| {
         let all = whole(r#""end":1"#);
         let (one, two) = all.split_at(cut_at(got).min(all.len()));
         Answer::json_in_pieces([one.to_owned(), two.to_owned()])
@@ -243,11 +243,7 @@ pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
     .await;
     let all = whole(r#""end":1"#);
     let end = all.find("finish_reason").unwrap_or(all.len());
-    for (at, reply) in cut_answers(&scene, end, false)
-        .await
-        .into_iter()
-        .enumerate()
-    {
+    for (at, reply) in cut_answers(&pair, end, false).await.into_iter().enumerate() {
         let reply = reply.expect(200);
         assert_eq!(reply.text(), restored(&all), "cut at {at}");
         if let Some(length) = reply.header("content-length") {
@@ -256,37 +252,38 @@ pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
     }
 }
 
-/// Every byte of a stream alone.
+/// Every byte of a stream in a piece of its own.
 pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), |_| {
+    let pair = ScriptedPair::start(proxy, rewritten(), |_| {
         Answer::stream(stream().chars().map(String::from))
     })
     .await;
     let ask = Ask::post(CHAT, body("hello", true));
-    let reply = scene.gateway.send(ask).await.expect(200);
+    let reply = pair.gateway.send(ask).await.expect(200);
     assert_eq!(reply.text(), restored(&stream()));
 }
 
-/// An answer that is no JSON, or has no name, goes on as it is (GAIE #1436).
+/// An answer that is not JSON, or has no name, passes unchanged (GAIE #1436).
 pub async fn what_has_no_name_is_left_alone(proxy: Proxy) {
-    const SAID: [&str; 4] = [
+    const ANSWERS: [&str; 4] = [
         "no healthy upstream",
         r#"{"model":null,"choices":[{"index":0,"text":"a"}]}"#,
         r#"{"model":"workers/name""#,
         r#"["model","workers/name"]"#,
     ];
-    let scene = Scene::start(proxy, rewritten(), |got| Answer::json(SAID[cut_at(got)])).await;
-    for (said, reply) in SAID
+    let pair =
+        ScriptedPair::start(proxy, rewritten(), |got| Answer::json(ANSWERS[cut_at(got)])).await;
+    for (answer, reply) in ANSWERS
         .iter()
-        .zip(cut_answers(&scene, SAID.len(), false).await)
+        .zip(cut_answers(&pair, ANSWERS.len(), false).await)
     {
-        assert_eq!(reply.expect(200).text(), *said);
+        assert_eq!(reply.expect(200).text(), *answer);
     }
 }
 
-/// The name that the decode worker was asked for.
-fn asked_for(scene: &Scene) -> String {
-    let name = scene.decode.last().json()["model"].clone();
+/// The model requested of the decode worker.
+fn asked_for(pair: &ScriptedPair) -> String {
+    let name = pair.decode.last().json()["model"].clone();
     name.as_str().unwrap_or_default().to_owned()
 }
 
@@ -296,7 +293,7 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
         {"model": "exact", "targets": [{"model": "by-exact"}]},
         {"model": "exact", "targets": [{"model": "by-second"}]},
     ]});
-    let scene = Scene::start(proxy, rules, as_asked).await;
+    let pair = ScriptedPair::start(proxy, rules, as_asked).await;
     let ask = |model: Value| {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "hi"}]});
         Ask::post(CHAT, body.to_string())
@@ -321,27 +318,26 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
             "by-llmd",
             "exact",
         ),
-        // One that says nothing says nothing.
+        // An empty header has no effect.
         (ask(json!("exact")).header(BY_LLMD, ""), "by-exact", "exact"),
     ] {
-        let reply = scene.gateway.send(ask.clone()).await.expect(200);
-        assert_eq!(asked_for(&scene), wanted, "{ask:?}");
-        assert_eq!(scene.prefill.last().json()["model"], wanted, "{ask:?}");
+        let reply = pair.gateway.send(ask.clone()).await.expect(200);
+        assert_eq!(asked_for(&pair), wanted, "{ask:?}");
+        assert_eq!(pair.prefill.last().json()["model"], wanted, "{ask:?}");
         assert_eq!(reply.json()["model"], clients, "{ask:?}");
-        for got in [scene.prefill.last(), scene.decode.last()] {
+        for got in [pair.prefill.last(), pair.decode.last()] {
             assert!(got.values(BY_LLMD).is_empty() && got.values(BY_GATEWAY).is_empty());
         }
     }
-    // Who names no model is given one.
+    // A request without a model gets one.
     let nameless = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
-    scene
-        .gateway
+    pair.gateway
         .send(Ask::post(CHAT, nameless))
         .await
         .expect(200);
-    assert_eq!(asked_for(&scene), "by-any");
-    // And what is no name stays so, and is refused.
-    scene.gateway.send(ask(json!(7))).await.expect_error(400);
+    assert_eq!(asked_for(&pair), "by-any");
+    // A model that is not a text is refused.
+    pair.gateway.send(ask(json!(7))).await.expect_error(400);
 }
 
 pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
@@ -351,19 +347,15 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     const SIGMAS: f64 = 6.0;
     let targets = json!([{"model": "large", "weight": 3}, {"model": "small"}]);
     let rules = json!({"model_rewrites": [{"model": "public", "targets": targets}]});
-    let scene = Scene::start(proxy, rules, as_asked).await;
+    let pair = ScriptedPair::start(proxy, rules, as_asked).await;
     let body = r#"{"model":"public","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
-    for reply in pd_router_e2e::client::crowd(
-        scene.gateway.listen,
-        8,
-        REQUESTS / 8,
-        &Ask::post(CHAT, body),
-    )
-    .await
+    for reply in
+        pd_router_e2e::client::crowd(pair.gateway.listen, 8, REQUESTS / 8, &Ask::post(CHAT, body))
+            .await
     {
         assert_eq!(reply.expect(200).json()["model"], "public");
     }
-    let got = scene.decode.requests();
+    let got = pair.decode.requests();
     assert_eq!(got.len(), REQUESTS);
     let large = got
         .iter()
@@ -377,16 +369,16 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     let sigma = (SHARE * (1.0 - SHARE) / REQUESTS as f64).sqrt();
     let share = large as f64 / REQUESTS as f64;
     assert!((share - SHARE).abs() <= SIGMAS * sigma, "{share}");
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
-/// Whose header it is matters: of anybody's it is taken out, and does nothing.
+/// From an untrusted caller the header is removed and has no effect.
 pub async fn a_name_in_a_header_of_anybody_is_nothing(proxy: Proxy) {
-    let scene = Scene::start(proxy, rewritten(), as_asked).await;
+    let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for name in [BY_GATEWAY, BY_LLMD, "X-LLM-D-Model-Name-Rewrite"] {
         let ask = Ask::post(CHAT, body("hello", false)).header(name, "forged");
-        scene.gateway.send(ask).await.expect(200);
-        for got in [scene.prefill.last(), scene.decode.last()] {
+        pair.gateway.send(ask).await.expect(200);
+        for got in [pair.prefill.last(), pair.decode.last()] {
             assert_eq!(got.json()["model"], WORKERS);
             assert!(got.values(name).is_empty(), "{got:?}");
         }

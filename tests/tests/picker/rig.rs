@@ -1,11 +1,11 @@
-//! What the tests of this suite share: workers that say who they are, pools of them, and requests as the conformance suite's.
+//! Helpers of this suite: workers that identify themselves, pools of them, and requests as in the conformance suite.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use pd_router_e2e::client::{self, Ask, Reply};
 use pd_router_e2e::engines::with;
-use pd_router_e2e::scripted::{Answer, Scripted, Speaks};
+use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
 use serde_json::{Value, json};
 
 pub const COMPLETIONS: &str = "/v1/completions";
@@ -13,9 +13,9 @@ pub const CHAT: &str = "/v1/chat/completions";
 
 /// The endpoints that a gateway in front allows.
 pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
-/// The endpoint that has answered.
+/// The endpoint that answered.
 pub const SERVED: &str = "x-gateway-destination-endpoint-served";
-/// Why a request was dropped.
+/// The reason for dropping a request.
 pub const REASON: &str = "x-llm-d-request-dropped-reason";
 
 /// Engines that answer soon, though not at once.
@@ -30,64 +30,64 @@ pub fn ask() -> Ask {
     Ask::post(COMPLETIONS, BODY)
 }
 
-/// Workers that run whole requests and answer 200 with the port that they listen on.
+/// Aggregated workers that answer 200 with the port that they listen on.
 pub struct Pods {
-    pods: Vec<Scripted>,
+    pods: Vec<ScriptedWorker>,
 }
 
 impl Pods {
-    /// So many, all on one host.
+    /// This many pods, all on one host.
     pub async fn start(count: usize) -> Pods {
         Pods::on(&vec![Ipv4Addr::LOCALHOST.into(); count]).await
     }
 
-    /// One on each of these hosts.
+    /// One pod on each of these hosts.
     pub async fn on(hosts: &[IpAddr]) -> Pods {
-        Pods::that_speak(Speaks::Http1, hosts).await
+        Pods::speaking(HttpVersion::Http1, hosts).await
     }
 
-    /// The same, of this protocol alone.
-    pub async fn that_speak(speaks: Speaks, hosts: &[IpAddr]) -> Pods {
+    /// The same with this HTTP version only.
+    pub async fn speaking(version: HttpVersion, hosts: &[IpAddr]) -> Pods {
         let mut pods = Vec::new();
         for host in hosts {
             let answer = json!({"object": "text_completion", "choices": [{"text": "hello"}]});
             let answer = answer.to_string();
             let script = move |_: &_| Answer::json(answer.clone());
-            pods.push(Scripted::start_at(*host, speaks, script).await);
+            pods.push(ScriptedWorker::start_at(*host, version, script).await);
         }
         Pods { pods }
     }
 
-    /// Where they listen.
+    /// Addresses of the pods.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.pods.iter().map(|pod| pod.address).collect()
     }
 
-    /// Those of these numbers, as a subset names them.
+    /// The pods with these numbers in the form of a subset.
     pub fn named(&self, numbers: &[usize]) -> String {
         let addresses = self.addresses();
         let named = numbers.iter().map(|&at| addresses[at].to_string());
         named.collect::<Vec<_>>().join(",")
     }
 
-    /// They as a configuration lists them.
+    /// The pods as entries of a configuration.
     pub fn listed(&self) -> Vec<Value> {
         let one =
             |address: SocketAddr| json!({"address": address.to_string(), "role": "aggregated"});
         self.addresses().into_iter().map(one).collect()
     }
 
-    /// How many requests each has had.
+    /// Number of requests of each pod.
     pub fn counts(&self) -> Vec<usize> {
         self.pods.iter().map(|pod| pod.requests().len()).collect()
     }
 
-    /// The one of that number.
-    pub fn pod(&self, number: usize) -> &Scripted {
+    /// The pod with this number.
+    pub fn pod(&self, number: usize) -> &ScriptedWorker {
         &self.pods[number]
     }
 
-    /// Who of them have had requests since these were counted.
+    /// Pods that got requests since these counts.
     pub fn reached_since(&self, before: &[usize]) -> BTreeSet<usize> {
         let counts = self.counts();
         let more = counts.iter().zip(before).enumerate();
@@ -96,7 +96,7 @@ impl Pods {
     }
 }
 
-/// A pool of workers that run whole requests, in a cluster of its own name, which trusts the gateway in front.
+/// A pool of aggregated workers in a cluster of its name, which trusts the gateway in front.
 pub fn pool(name: &str, workers: Vec<Value>, more: Value) -> Value {
     let pool = json!({
         "name": name,
@@ -114,7 +114,7 @@ pub fn configuration(pools: Vec<Value>) -> Value {
     json!({"pools": pools, "response_headers": true, "status": true})
 }
 
-/// Ten clients at once, ten requests each; fails where one is not answered with 200.
+/// Ten concurrent clients with ten requests each; fails unless all are answered with 200.
 pub async fn hundred(to: SocketAddr, ask: &Ask) -> Vec<Reply> {
     let replies = client::crowd(to, 10, 10, ask).await;
     replies.into_iter().map(|reply| reply.expect(200)).collect()

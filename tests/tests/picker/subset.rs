@@ -1,11 +1,11 @@
-//! The endpoints that a gateway in front allows: said in a header by who is trusted, or in metadata, as text or as a list.
+//! Endpoints that a gateway in front allows: in a trusted caller's header, or in metadata as a text or a list.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Reply, chat_body};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::plain::{Bootstrap, Plain};
@@ -28,7 +28,7 @@ async fn pods() -> Pods {
     Pods::on(&[one, one, two, Ipv6Addr::LOCALHOST.into()]).await
 }
 
-/// Each list of endpoints that can be said, and who of the pods is allowed by it; nobody: a refusal.
+/// Lists of endpoints, with the pods that each allows; an empty set is a refusal.
 fn cases(pods: &Pods) -> Vec<(Vec<String>, Vec<usize>)> {
     let at: Vec<String> = (0..4).map(|number| pods.named(&[number])).collect();
     let port = pods.addresses()[3].port();
@@ -36,16 +36,16 @@ fn cases(pods: &Pods) -> Vec<(Vec<String>, Vec<usize>)> {
         (vec![&at[0]], vec![0]),
         (vec![&at[2], &at[0]], vec![0, 2]),
         (vec![&at[0], &at[1], &at[2], &at[3]], vec![0, 1, 2, 3]),
-        // In part nobody's.
+        // Partly unknown.
         (vec!["10.9.9.9:80", &at[1], "nonsense", ""], vec![1]),
-        // An address alone stands for all its ports, and one with a port for that one.
+        // An address alone stands for all its ports, an address with a port for that port.
         (vec!["127.0.4.1"], vec![0, 1]),
         (vec!["127.0.4.2", &at[1]], vec![1, 2]),
-        // IPv6, as a host, in brackets, and with a port.
+        // IPv6: as a host, in brackets, and with a port.
         (vec![&at[3]], vec![3]),
         (vec!["::1"], vec![3]),
         (vec!["[::1]", &at[0]], vec![0, 3]),
-        // Nobody.
+        // No pod.
         (vec!["10.9.9.9:80"], vec![]),
         (vec!["127.0.4.1:1"], vec![]),
         (vec!["127.0.4.9"], vec![]),
@@ -55,17 +55,17 @@ fn cases(pods: &Pods) -> Vec<(Vec<String>, Vec<usize>)> {
     let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     let mut cases: Vec<(Vec<String>, Vec<usize>)> = cases
         .into_iter()
-        .map(|(said, who)| (owned(said), who))
+        .map(|(hint, who)| (owned(hint), who))
         .collect();
     cases.push((vec![format!("[0:0:0:0:0:0:0:1]:{port}")], vec![3]));
     cases
 }
 
-/// How many requests meet everybody who is allowed, in turns of two threads: one of the threads gets seven, which is
-/// what may be left of a round of four, and a whole round.
+/// Requests that meet every allowed pod, by round robin on two threads: one of the threads gets seven, which is what may
+/// be left of a round of four, and a whole round.
 const TURNS: usize = 14;
 
-/// Fails where this request does not reach exactly these pods; where nobody is allowed, where it is not refused.
+/// Fails unless this request reaches exactly these pods, or is refused if there are none.
 async fn assert_reaches(gateway: &Gateway, pods: &Pods, ask: &Ask, who: &[usize]) {
     let before = pods.counts();
     if who.is_empty() {
@@ -81,7 +81,7 @@ async fn assert_reaches(gateway: &Gateway, pods: &Pods, ask: &Ask, who: &[usize]
     assert_eq!(pods.reached_since(&before), wanted, "{ask:?}");
 }
 
-/// Fails where this is not the refusal of a request that nobody may serve.
+/// Fails unless this is the refusal of a request that no pod may serve.
 #[track_caller]
 fn assert_refused(reply: &Reply) {
     let message = reply.expect_code(503, "no_eligible_worker");
@@ -98,17 +98,17 @@ pub async fn a_header_names_the_endpoints(proxy: Proxy) {
     let pods = pods().await;
     let gateway = over(proxy, &pods, json!({})).await;
     assert_reaches(&gateway, &pods, &ask(), &[0, 1, 2, 3]).await;
-    for (said, who) in cases(&pods) {
-        let said = said.join(",");
-        assert_reaches(&gateway, &pods, &ask().header(SUBSET, &said), &who).await;
+    for (hint, who) in cases(&pods) {
+        let hint = hint.join(",");
+        assert_reaches(&gateway, &pods, &ask().header(SUBSET, &hint), &who).await;
     }
-    // However it is set apart, and however the header's name is written.
+    // White space and the header name's case do not matter.
     let spaced = format!(" {} ,\t {},", pods.named(&[0]), pods.named(&[3]));
     for name in [SUBSET, "X-Gateway-Destination-Endpoint-Subset"] {
         let ask = ask().header(name, &spaced);
         assert_reaches(&gateway, &pods, &ask, &[0, 3]).await;
     }
-    // There, and nothing in it: that is not the same as not there.
+    // An empty list is not the same as an absent one.
     for empty in ["", " ", ",", " , ,"] {
         assert_reaches(&gateway, &pods, &ask().header(SUBSET, empty), &[]).await;
     }
@@ -122,7 +122,7 @@ pub async fn a_header_names_the_endpoints(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// What has no body is picked for in the same way.
+/// The subset applies to requests without a body as well.
 pub async fn a_request_without_a_body_is_kept_within_it(proxy: Proxy) {
     let pods = pods().await;
     let gateway = over(proxy, &pods, json!({})).await;
@@ -145,12 +145,12 @@ pub async fn a_request_without_a_body_is_kept_within_it(proxy: Proxy) {
     }
 }
 
-/// From anybody else the header is nothing, and goes nowhere.
+/// From an untrusted caller the header is removed and has no effect.
 pub async fn a_header_of_anybody_is_nothing(proxy: Proxy) {
     let pods = pods().await;
     let gateway = over(proxy, &pods, json!({"trust_clients": false})).await;
-    for said in ["", "10.9.9.9:80", &pods.named(&[1])] {
-        let ask = ask().header(SUBSET, said);
+    for hint in ["", "10.9.9.9:80", &pods.named(&[1])] {
+        let ask = ask().header(SUBSET, hint);
         assert_reaches(&gateway, &pods, &ask, &[0, 1, 2, 3]).await;
     }
     for at in 0..4 {
@@ -160,27 +160,27 @@ pub async fn a_header_of_anybody_is_nothing(proxy: Proxy) {
     }
 }
 
-/// gateway-api-inference-extension #2117: a subset that was made candidates of while nobody was there, and kept.
+/// gateway-api-inference-extension #2117: candidates resolved while no worker was present, and then kept.
 pub async fn a_subset_is_asked_anew_while_a_request_waits(proxy: Proxy) {
-    let mut crew = Crew::hire_as((Role::Prefill, Role::Aggregated), (0, 2), QUICK).await;
-    crew.start(Role::Aggregated).await;
-    crew.describe(Role::Aggregated, |_| json!({"role": "aggregated"}));
+    let mut engines = EngineSet::with_roles((Role::Prefill, Role::Aggregated), (0, 2), QUICK).await;
+    engines.start(Role::Aggregated).await;
+    engines.describe(Role::Aggregated, |_| json!({"role": "aggregated"}));
     let pool = json!({
         "protocol": "aggregated",
         "trust_clients": true,
         "admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": 120_000}},
     });
-    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
-    let [busy, comes] = [0, 1].map(|at: usize| crew.decode[at].address.to_string());
+    let gateway = engines.gateway_on_one_thread(proxy, pool).await;
+    let [busy, comes] = [0, 1].map(|at: usize| engines.decode[at].address.to_string());
     let only = |subset: &str| Ask::chat("hello").header(SUBSET, subset);
-    // Nobody is there, and nothing is kept of it.
+    // No worker is present, and the refusal is not remembered.
     let reply = gateway.send(only(&busy)).await;
     reply.expect_error(503);
     assert_eq!(reply.header(REASON), Some("rejected-no-endpoints"));
 
-    crew.list_one(Role::Aggregated, 0);
+    engines.list_one(Role::Aggregated, 0);
     gateway.is_ready().await;
-    // The one that is there allows nothing to the other's.
+    // The present worker does not serve the other's subset.
     gateway
         .send(only(&comes))
         .await
@@ -203,16 +203,16 @@ pub async fn a_subset_is_asked_anew_while_a_request_waits(proxy: Proxy) {
             .ok_or(status.to_string())
     })
     .await;
-    crew.list_one(Role::Aggregated, 1);
+    engines.list_one(Role::Aggregated, 1);
     let reply = waits.await.unwrap_or_else(|error| panic!("{error}"));
     let reply = reply.unwrap_or_else(|failure| panic!("no answer: {failure}"));
     reply.expect_tokens(4);
-    assert_eq!(crew.decode[1].engine().requests().await.len(), 1);
+    assert_eq!(engines.decode[1].engine().requests().await.len(), 1);
     drop(first);
     gateway.assert_comes_to_rest().await;
 }
 
-/// A filter that puts a value from a header into the stream's metadata, where a gateway's own filters would.
+/// A filter that copies a header into the stream's metadata, as a gateway's own filters would.
 fn into_metadata() -> Value {
     json!({
         "name": "hint",
@@ -232,7 +232,7 @@ fn into_metadata() -> Value {
     })
 }
 
-/// A gateway whose streams may carry metadata, over a pool that trusts nobody: only the gateway writes metadata.
+/// A gateway whose streams may carry metadata, over a pool without trusted callers: only the gateway writes metadata.
 async fn with_metadata(pods: &Pods, routes: &[Value]) -> Plain {
     let config = configuration(vec![pool(
         "decode",
@@ -251,23 +251,23 @@ pub async fn metadata_of_the_stream_name_the_endpoints(_: Proxy) {
     let gateway = &plain.gateway;
     assert_reaches(gateway, &pods, &ask(), &[0, 1, 2, 3]).await;
     let hinted = |hint: Vec<u8>| ask().header(HINT, &base64(&hint));
-    for (said, who) in cases(&pods) {
-        assert_reaches(gateway, &pods, &hinted(text(&said.join(" , "))), &who).await;
-        let entries: Vec<Vec<u8>> = said.iter().map(|one| text(one)).collect();
+    for (listed, who) in cases(&pods) {
+        assert_reaches(gateway, &pods, &hinted(text(&listed.join(" , "))), &who).await;
+        let entries: Vec<Vec<u8>> = listed.iter().map(|one| text(one)).collect();
         assert_reaches(gateway, &pods, &hinted(list(&entries)), &who).await;
     }
-    // A header of the client's beside it is nothing.
-    let said = pods.named(&[1]);
-    let beside = hinted(list(&[text(&said)])).header(SUBSET, &pods.named(&[2]));
+    // A client's header beside the metadata has no effect.
+    let listed = pods.named(&[1]);
+    let beside = hinted(list(&[text(&listed)])).header(SUBSET, &pods.named(&[2]));
     assert_reaches(gateway, &pods, &beside, &[1]).await;
-    // There, and nothing in it.
+    // An empty list.
     for empty in [text(""), text(","), list(&[]), list(&[text("")])] {
         assert_reaches(gateway, &pods, &hinted(empty), &[]).await;
     }
     gateway.assert_comes_to_rest().await;
 }
 
-/// What is neither text nor a list of texts allows nobody: to take it for nothing would open the gateway to all.
+/// A value that is neither a text nor a list of texts allows no pod: ignoring it would open the gateway.
 pub async fn metadata_of_another_kind_allow_nobody(_: Proxy) {
     let pods = pods().await;
     let plain = with_metadata(&pods, &[json!({})]).await;
@@ -316,23 +316,23 @@ fn text(text: &str) -> Vec<u8> {
     field(3, text.as_bytes())
 }
 
-/// One of a list of such values.
+/// A list of such values, encoded.
 fn list(values: &[Vec<u8>]) -> Vec<u8> {
     let values: Vec<u8> = values.iter().flat_map(|value| field(1, value)).collect();
     field(6, &values)
 }
 
-/// One of a number: its tag, and eight bytes.
+/// A number, encoded: its tag, and eight bytes.
 fn number(number: f64) -> Vec<u8> {
     [&[0x11][..], &number.to_le_bytes()].concat()
 }
 
-/// One of a truth value.
+/// A truth value, encoded.
 fn truth(truth: bool) -> Vec<u8> {
     vec![0x20, u8::from(truth)]
 }
 
-/// A field that holds bytes: tag, length, and they.
+/// A field of bytes: tag, length, content.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut encoded = vec![number << 3 | 2];
     let mut length = bytes.len();

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Engine, FAST, Fleet, MODEL, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -22,7 +22,7 @@ async fn models(gateway: &Gateway, authority: &str) -> Vec<Value> {
     models.iter().map(|model| model["id"].clone()).collect()
 }
 
-/// Many at once, over as many connections: they meet all threads.
+/// Concurrent requests over their own connections, which meet all threads.
 async fn many(gateway: &Gateway, ask: &Ask) -> Vec<Reply> {
     join_all((0..REQUESTS).map(|_| gateway.send(ask.clone()))).await
 }
@@ -32,7 +32,7 @@ pub async fn each_pool_serves_its_own_models_by_its_own_protocol(proxy: Proxy) {
     let gateway = &rig.gateway;
     assert_eq!(models(gateway, TO_ONE).await, [json!(MODEL)]);
     assert_eq!(models(gateway, TO_TWO).await, [json!(OTHER_MODEL)]);
-    // Who asks for no pool by name gets the first.
+    // A request that names no pool gets the first.
     assert_eq!(models(gateway, "elsewhere.test").await, [json!(MODEL)]);
 
     let page = gateway.whole_status().await;
@@ -57,7 +57,7 @@ pub async fn each_pool_serves_its_own_models_by_its_own_protocol(proxy: Proxy) {
     let served = (counts(&rig.one).await, counts(&rig.two).await);
     assert_eq!(served, (2 * REQUESTS as u64, 2 * REQUESTS as u64));
 
-    // A route that names no pool leads to none, where there are several.
+    // Among several pools, a route that names none leads to none.
     for ask in [
         chat("none.test", MODEL),
         Ask::get("/v1/models").to("none.test"),
@@ -65,7 +65,7 @@ pub async fn each_pool_serves_its_own_models_by_its_own_protocol(proxy: Proxy) {
         gateway.send(ask).await.expect_code(404, "no_pool");
     }
 
-    // A model of the one is unknown in the other, and no engine hears of it.
+    // A model of one pool is unknown in the other, and no engine gets a request for it.
     for (authority, model) in [(TO_ONE, OTHER_MODEL), (TO_TWO, MODEL)] {
         for reply in many(gateway, &chat(authority, model)).await {
             let message = reply.expect_error(404);
@@ -93,7 +93,7 @@ pub async fn a_dead_pool_does_not_touch_the_other(proxy: Proxy) {
     for reply in alive {
         reply.expect_tokens(4);
     }
-    // Again, now that a lot is held against the workers of the first.
+    // Again, after failures of the first pool's workers.
     for reply in many(&rig.gateway, &fitting(TO_TWO)).await {
         reply.expect_tokens(4);
     }
@@ -102,31 +102,31 @@ pub async fn a_dead_pool_does_not_touch_the_other(proxy: Proxy) {
     rig.gateway.assert_comes_to_rest().await;
 }
 
-/// Two crews, each with a list of its own that the gateway asks for.
+/// Two pools: one discovered through a document, one listed in the configuration.
 pub async fn workers_of_one_pool_come_and_go_and_the_other_never_notices(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, FAST).await;
+    let mut engines = EngineSet::with_slots(1, 1, FAST).await;
     let steady = Fleet::start(1, 1, FAST).await;
     let first = with(
         pool(ONE, "nixl", Vec::new()),
-        json!({"discovery": {"document": crew.roster.source()}}),
+        json!({"discovery": {"document": engines.document.source()}}),
     );
     let second = pool(TWO, "nixl", steady.engines().map(Engine::listed).collect());
-    let members = crew.members().into_iter();
+    let members = engines.members().into_iter();
     let members: Vec<String> = members.map(|member| format!("{ONE}-{member}")).collect();
     let members = members.iter().flat_map(|member| ["--member", member]);
     let arguments: Vec<&str> = ROUTES.into_iter().chain(members).collect();
     let config = configuration(vec![first, second]);
     let gateway = Gateway::start(proxy, &config, &arguments).await;
-    // Nobody is there yet in the first; the gateway can serve all the same.
+    // The first pool has no worker yet; the gateway is ready all the same.
     gateway.is_ready().await;
     let version = pool_of(&gateway.whole_status().await, TWO)["fleet_version"].clone();
 
     for _ in 0..2 {
-        crew.bring(Role::Prefill).await;
-        crew.bring(Role::Decode).await;
+        engines.start_and_list(Role::Prefill).await;
+        engines.start_and_list(Role::Decode).await;
         until_status(&gateway, 200).await;
-        crew.remove(Role::Prefill).await;
-        crew.remove(Role::Decode).await;
+        engines.remove(Role::Prefill).await;
+        engines.remove(Role::Decode).await;
         until_status(&gateway, 503).await;
         for reply in many(&gateway, &chat(TO_TWO, MODEL)).await {
             reply.expect_tokens(4);
@@ -138,7 +138,7 @@ pub async fn workers_of_one_pool_come_and_go_and_the_other_never_notices(proxy: 
     gateway.assert_comes_to_rest().await;
 }
 
-/// Waits until the first pool answers so.
+/// Waits until the first pool answers with this status.
 async fn until_status(gateway: &Gateway, status: u16) {
     eventually("the first pool's answer", GENEROUS, || async {
         for reply in many(gateway, &chat(TO_ONE, MODEL)).await {

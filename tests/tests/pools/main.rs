@@ -1,4 +1,4 @@
-//! Two pools behind one gateway: what one has, does, knows or lacks is nothing to the other.
+//! Two pools behind one gateway: neither affects the other.
 #![forbid(unsafe_code)]
 
 mod apart;

@@ -1,4 +1,4 @@
-//! Configurations of several pools that are wrong: refused whole, and told where.
+//! Invalid configurations of several pools: refused as a whole, with the path of the error.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engines::with;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{ONE, TWO, configuration, pool};
 
-/// What is said where these two pools are not taken.
+/// The log of a gateway that refuses these two pools.
 async fn refusal(proxy: Proxy, first: Value, second: Value) -> String {
     let config = configuration(vec![first, second]);
     match Gateway::try_start(proxy, &config, &[]).await {
@@ -16,7 +16,7 @@ async fn refusal(proxy: Proxy, first: Value, second: Value) -> String {
     }
 }
 
-/// Nothing gets as far as asking its workers.
+/// A valid pool; its workers are never called.
 fn sound(name: &str) -> Value {
     let worker = |port: u16, role| json!({"address": format!("127.0.0.1:{port}"), "role": role});
     pool(
@@ -27,12 +27,12 @@ fn sound(name: &str) -> Value {
 }
 
 pub async fn two_pools_of_one_name_are_refused(proxy: Proxy) {
-    let said = refusal(proxy, sound(ONE), sound(ONE)).await;
-    assert!(said.contains("pools[1].name"), "{said}");
+    let reason = refusal(proxy, sound(ONE), sound(ONE)).await;
+    assert!(reason.contains("pools[1].name"), "{reason}");
 }
 
 pub async fn a_wrong_second_pool_is_refused_by_its_place(proxy: Proxy) {
     let wrong = with(sound(TWO), json!({"prefill": {"attempts": "many"}}));
-    let said = refusal(proxy, sound(ONE), wrong).await;
-    assert!(said.contains("pools[1].prefill.attempts"), "{said}");
+    let reason = refusal(proxy, sound(ONE), wrong).await;
+    assert!(reason.contains("pools[1].prefill.attempts"), "{reason}");
 }

@@ -13,10 +13,10 @@ pub const TWO: &str = "two";
 pub const TO_ONE: &str = "one.test";
 pub const TO_TWO: &str = "two.test";
 
-/// What the second pool serves; the first serves [`MODEL`].
+/// The second pool's model; the first serves [`MODEL`].
 pub const OTHER_MODEL: &str = "other";
 
-/// The routes as a gateway's command line has them; the last one names no pool.
+/// The routes as command-line arguments of a gateway; the last one names no pool.
 pub const ROUTES: [&str; 6] = [
     "--route",
     "one.test=one",
@@ -41,7 +41,7 @@ pub fn pool(name: &str, protocol: &str, workers: Vec<Value>) -> Value {
     })
 }
 
-/// A gateway over two pools that have nothing in common.
+/// A gateway over two pools without anything in common.
 pub struct Rig {
     /// Two and two vLLM engines.
     pub one: Fleet,
@@ -73,13 +73,13 @@ fn listed_with_port(engine: &Engine) -> Value {
     }
 }
 
-/// A chat with this model by way of this authority.
+/// A chat request for this model through this authority.
 pub fn chat(authority: &str, model: &str) -> Ask {
     let body = with(chat_body("hello"), json!({"model": model}));
     Ask::post(CHAT, body.to_string()).to(authority)
 }
 
-/// A chat that the pool behind this authority can answer.
+/// A chat request that the pool behind this authority can answer.
 pub fn fitting(authority: &str) -> Ask {
     match authority {
         TO_TWO => chat(TO_TWO, OTHER_MODEL),
@@ -87,7 +87,7 @@ pub fn fitting(authority: &str) -> Ask {
     }
 }
 
-/// What a status page says of the pool of this name.
+/// The pool of this name on a status page.
 pub fn pool_of(page: &Value, name: &str) -> Value {
     let pools = page["pools"].as_array().cloned().unwrap_or_default();
     let found = pools.into_iter().find(|pool| pool["pool"] == name);

@@ -1,11 +1,11 @@
-//! Two pools that list the same workers, and know nothing of each other.
+//! Two pools that list the same workers, and share no knowledge.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::conversation::{CHAT, Conversation};
 use pd_router_e2e::engines::{Fleet, named};
-use pd_router_e2e::gateway::{Build, Gateway, worker};
-use pd_router_e2e::threads::{Thread, endless, told_apart};
+use pd_router_e2e::gateway::{Gateway, GatewayParts, worker};
+use pd_router_e2e::threads::{Thread, connections_by_thread, endless};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::rig::{ONE, ROUTES, TO_ONE, TO_TWO, TWO, configuration, pool_of};
 const THREADS: u16 = 2;
 const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "50"];
 
-/// Waits until this is so of the page of each thread.
+/// Waits until each thread's status page has this property.
 async fn until_all_say(threads: &[Thread], what: &str, is_so: impl Fn(&Value) -> bool) {
     eventually(what, GENEROUS, || async {
         for thread in threads {
@@ -28,7 +28,7 @@ async fn until_all_say(threads: &[Thread], what: &str, is_so: impl Fn(&Value) ->
     .await;
 }
 
-/// The blocks that a thread thinks all workers of this pool hold together.
+/// The blocks that all workers of this pool hold together, as one thread estimates them.
 fn held(page: &Value, pool: &str) -> u64 {
     let pool = pool_of(page, pool);
     let workers = pool["workers"].as_array().cloned().unwrap_or_default();
@@ -55,10 +55,10 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
         })
     };
     let config = configuration(vec![pool(ONE), pool(TWO)]);
-    let gateway = Gateway::build(proxy, &Build::on_threads(THREADS), &config, &ROUTES).await;
-    let threads = told_apart(&gateway, THREADS.into()).await;
+    let gateway = Gateway::build(proxy, &GatewayParts::on_threads(THREADS), &config, &ROUTES).await;
+    let threads = connections_by_thread(&gateway, THREADS.into()).await;
 
-    // What is said in the one is held by its worker there, as every thread hears, and not in the other.
+    // All threads learn of the prefixes in the first pool, and the second pool has none.
     let mut first = Conversation::alone("the one");
     for _ in 0..2 {
         first.turn_at(gateway.listen).await;
@@ -72,7 +72,7 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
         assert_eq!(held(&page, TWO), 0, "{page}");
     }
 
-    // The same conversation in the other, begun with the other worker, stays with that one.
+    // The same conversation in the second pool starts on the other worker, and stays there.
     let stays = first.turn_at(gateway.listen).await.pair().prefill;
     let (elsewhere, id) = match stays.as_str() {
         "p0" => ("p1", "12"),
@@ -81,21 +81,21 @@ pub async fn pools_of_the_same_workers_share_neither_prefixes_nor_loads(proxy: P
     let mut again = Conversation::alone("the one");
     let ask = again.ask().to(TO_TWO).header("x-prefill-instance-id", id);
     let reply = gateway.send(ask).await.expect(200);
-    again.hear(&reply);
+    again.append_reply(&reply);
     until_all_say(&threads, "the second pool's prefixes", |page| {
         held(page, TWO) > 20
     })
     .await;
     for _ in 0..4 {
         let reply = gateway.send(again.ask().to(TO_TWO)).await.expect(200);
-        again.hear(&reply);
+        again.append_reply(&reply);
         assert_eq!(reply.pair().prefill, elsewhere);
         let reply = gateway.send(first.ask().to(TO_ONE)).await.expect(200);
-        first.hear(&reply);
+        first.append_reply(&reply);
         assert_eq!(reply.pair().prefill, stays);
     }
 
-    // A stream of the one is booked there alone.
+    // A stream of one pool is booked in that pool alone.
     let ask = Ask::post(CHAT, endless("a stream").to_string()).to(TO_TWO);
     let stream = threads[0].ask(ask);
     let decodes = |page: &Value, pool: &str| pool_of(page, pool)["bookings"]["decodes"].clone();

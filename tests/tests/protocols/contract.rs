@@ -1,4 +1,4 @@
-//! What implementers of routers and sidecars agree on, C01 to C08: the client's request.
+//! The contract between routers and sidecars, C01 to C08: the client's request.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -8,13 +8,13 @@ use pd_router_e2e::json_text::{members_without, values_of};
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::asked::{CHAT, CHATS, COMPLETIONS};
+use crate::client_requests::{CHAT, CHATS, COMPLETIONS};
 use crate::rig::Rig;
-use crate::scene::{Scene, answer, as_asked, usage};
+use crate::scripted_pair::{ScriptedPair, answer, as_asked, usage};
 
 const SEQUENTIAL: [Protocol; 3] = [Protocol::Nixl, Protocol::Mooncake, Protocol::Trtllm];
 
-/// What a prefill worker of vLLM's says that ended at the limit.
+/// Answer of a vLLM prefill worker that ended at the limit.
 fn prefilled(text: &str) -> String {
     let params = r#","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2]],"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":9}"#;
     answer(text, &usage(), params)
@@ -50,7 +50,7 @@ pub async fn c02_decode_gets_the_original_parameters(proxy: Proxy) {
 }
 
 pub async fn c03_no_token_of_prefill_gets_into_a_stream(proxy: Proxy) {
-    let scene = Scene::start(
+    let pair = ScriptedPair::start(
         proxy,
         json!({}),
         |_| pd_router_e2e::scripted::Answer::json(prefilled("LEAKED")),
@@ -58,13 +58,12 @@ pub async fn c03_no_token_of_prefill_gets_into_a_stream(proxy: Proxy) {
     )
     .await;
     for streamed in [true, false] {
-        let reply = scene.ask(0, streamed).await.expect(200);
+        let reply = pair.ask(0, streamed).await.expect(200);
         assert!(reply.text().contains("kept"), "{reply:?}");
         assert!(!reply.text().contains("LEAKED"), "{reply:?}");
     }
     assert!(
-        scene
-            .decode
+        pair.decode
             .requests()
             .iter()
             .all(|leg| !leg.text().contains("LEAKED"))
@@ -81,7 +80,7 @@ pub async fn c04_every_combination_of_limits(proxy: Proxy) {
                 let body = chat_with(&format!("{}{stream}", limits.collect::<String>()));
                 let legs = rig.legs_of(Ask::post(CHAT, body.clone())).await;
                 let (prefill, decode) = legs.pair();
-                // Always the older name, the newer one where it was sent.
+                // The older name is always present, the newer one if the client sent it.
                 assert_eq!(values_of(prefill.text(), names[0]), ["1"], "{prefill:?}");
                 let newer = sent.iter().filter(|name| **name == names[1]).count();
                 assert_eq!(values_of(prefill.text(), names[1]), vec!["1"; newer]);
@@ -110,11 +109,11 @@ pub async fn c05_min_tokens_and_stream_options_are_decodes_alone(proxy: Proxy) {
         }
         assert_eq!(values_of(prefill.text(), "stream"), ["false"]);
         let reply = legs.reply.expect_tokens(4);
-        let told = reply
+        let has_usage = reply
             .events()
             .iter()
             .any(|event| event["usage"].is_object());
-        assert!(told, "decode was asked for the usage: {reply:?}");
+        assert!(has_usage, "decode was asked for the usage: {reply:?}");
         rig.ends().await;
     }
 }
@@ -153,10 +152,10 @@ pub async fn c06_unknown_fields_and_tools_survive_both_legs(proxy: Proxy) {
     }
 }
 
-/// No engine has got anything.
-async fn assert_nobody_was_asked(rig: &Rig) {
+/// Fails if any engine got a request.
+async fn assert_no_engine_requests(rig: &Rig) {
     for role in [Role::Prefill, Role::Decode] {
-        let got = rig.stage.requests(role).await;
+        let got = rig.fixture.requests(role).await;
         assert!(
             got.iter().all(|got| *got == 0),
             "{}: {got:?}",
@@ -185,14 +184,14 @@ pub async fn c07_several_choices_are_refused_before_any_leg(proxy: Proxy) {
             (COMPLETIONS, prompt(r#"["one","two"]"#), "prompt"),
             (COMPLETIONS, prompt("[[1,2],[3]]"), "prompt"),
         ] {
-            let reply = rig.stage.gateway.send(Ask::post(path, body)).await;
+            let reply = rig.fixture.gateway.send(Ask::post(path, body)).await;
             let message = reply.expect_error(400);
             assert!(message.starts_with(field), "{field}: {message}");
         }
-        assert_nobody_was_asked(&rig).await;
+        assert_no_engine_requests(&rig).await;
         for members in [r#","n":1"#, r#","n":null"#] {
             let ask = Ask::post(CHAT, chat_with(members));
-            rig.stage.gateway.send(ask).await.expect(200);
+            rig.fixture.gateway.send(ask).await.expect(200);
         }
         rig.ends().await;
     }
@@ -214,17 +213,17 @@ pub async fn c08_a_hand_off_of_the_clients_is_refused(proxy: Proxy) {
         json!("x"),
     ] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{forged}"));
-        let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
         let message = reply.expect_error(400);
         assert!(message.contains("kv_transfer_params"), "{message}");
     }
-    assert_nobody_was_asked(&rig).await;
+    assert_no_engine_requests(&rig).await;
     for empty in [json!(null), json!({})] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{empty}"));
-        let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
         reply.expect(200);
     }
-    for leg in rig.stage.recorded(Role::Decode).await {
+    for leg in rig.fixture.recorded(Role::Decode).await {
         let hand_offs = values_of(leg.text(), "kv_transfer_params");
         let parsed: Vec<Value> = hand_offs
             .iter()

@@ -1,14 +1,14 @@
-//! Hand-offs that clients bring, and requests that no hand-off carries.
+//! Hand-offs in clients' requests, and requests that no hand-off can carry.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, send};
 use pd_router_e2e::engines::{FAST, Fleet, Role, static_config, with};
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::stage::Plot;
 use serde_json::{Value, json};
 
-use crate::asked::{CHAT, CHATS, COMPLETIONS};
+use crate::client_requests::{CHAT, CHATS, COMPLETIONS};
 use crate::rig::Rig;
 
 fn chat_with(field: &str, value: &Value) -> String {
@@ -49,31 +49,31 @@ pub async fn hand_off_fields_of_every_protocol_are_refused(proxy: Proxy) {
         let rig = Rig::start(proxy, protocol).await;
         for (field, value) in forged(protocol) {
             let ask = Ask::post(CHAT, chat_with(field, &value));
-            let message = rig.stage.gateway.send(ask).await.expect_error(400);
+            let message = rig.fixture.gateway.send(ask).await.expect_error(400);
             assert!(message.contains(field), "{message}");
         }
         for role in [Role::Prefill, Role::Decode] {
-            let got = rig.stage.requests(role).await;
+            let got = rig.fixture.requests(role).await;
             assert!(got.iter().all(|got| *got == 0), "{got:?}");
         }
         for (field, _) in forged(protocol) {
             let ask = Ask::post(CHAT, chat_with(field, &Value::Null));
-            rig.stage.gateway.send(ask).await.expect(200);
+            rig.fixture.gateway.send(ask).await.expect(200);
         }
         rig.ends().await;
     }
 }
 
 pub async fn a_trusted_callers_hand_off_goes_to_decode_as_it_came(proxy: Proxy) {
-    let plot = Plot::of(proxy, Protocol::Nixl).pool(json!({"trust_clients": true}));
-    let mut rig = Rig::on(plot).await;
-    // A prefill of the caller's own, with one engine of the two.
+    let spec = FixtureSpec::of(proxy, Protocol::Nixl).pool(json!({"trust_clients": true}));
+    let mut rig = Rig::on(spec).await;
+    // The caller's own prefill on one of the two engines.
     let params = json!({"do_remote_decode": true, "do_remote_prefill": false});
     let leg = with(
         json!({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
         json!({"kv_transfer_params": params}),
     );
-    let prefill = rig.stage.crew.prefill[0].address;
+    let prefill = rig.fixture.engines.prefill[0].address;
     let prefilled = send(prefill, Ask::post(CHAT, leg.to_string()))
         .await
         .expect(200);

@@ -1,4 +1,4 @@
-//! What implementers of routers and sidecars agree on, C09 to C13: what prefill hands off. The test plays both workers.
+//! The contract between routers and sidecars, C09 to C13: prefill's hand-off. The test plays both workers.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
@@ -7,48 +7,48 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::Answer;
 use serde_json::json;
 
-use crate::asked::CHAT;
+use crate::client_requests::CHAT;
 use crate::rig::Rig;
-use crate::scene::{Scene, answer, as_asked, asking, case_of, usage};
+use crate::scripted_pair::{ScriptedPair, answer, as_asked, asking, case_of, usage};
 
-/// Prefill answers the members of the case that is asked for.
-async fn scene(proxy: Proxy, cases: &'static [&'static str]) -> Scene {
-    let prefill = |got: &pd_router_e2e::engines::Recorded| {
+/// Prefill answers with the members of the requested case.
+async fn scripted_pair(proxy: Proxy, cases: &'static [&'static str]) -> ScriptedPair {
+    let prefill = |got: &pd_router_e2e::engines::RecordedRequest| {
         Answer::json(answer("one", &usage(), cases[case_of(got)]))
     };
-    Scene::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await
+    ScriptedPair::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await
 }
 
-/// No decode sees what these prefills hand off.
+/// Fails if decode gets a request after these hand-offs.
 async fn never_reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
-    let scene = scene(proxy, cases).await;
+    let pair = scripted_pair(proxy, cases).await;
     for case in 0..cases.len() {
         for streamed in [false, true] {
-            let reply = scene.ask(case, streamed).await;
+            let reply = pair.ask(case, streamed).await;
             reply.expect_code(502, "prefill_no_handoff");
         }
     }
-    assert_eq!(scene.prefill.requests().len(), 2 * cases.len());
+    assert_eq!(pair.prefill.requests().len(), 2 * cases.len());
     assert!(
-        scene.decode.requests().is_empty(),
+        pair.decode.requests().is_empty(),
         "{:?}",
-        scene.decode.requests()
+        pair.decode.requests()
     );
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
-/// Decode gets what these prefills hand off, byte for byte.
+/// Fails unless decode gets these hand-offs byte for byte.
 async fn reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
-    let scene = scene(proxy, cases).await;
+    let pair = scripted_pair(proxy, cases).await;
     for (case, members) in cases.iter().enumerate() {
         for streamed in [false, true] {
-            scene.ask(case, streamed).await.expect(200);
+            pair.ask(case, streamed).await.expect(200);
             let hand_off = members.strip_prefix(',').unwrap_or(members);
             let golden = front(&asking(case, streamed), hand_off);
-            assert_eq!(scene.decode.last().text(), golden);
+            assert_eq!(pair.decode.last().text(), golden);
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn c09_a_missing_hand_off_never_reaches_decode(proxy: Proxy) {
@@ -75,7 +75,7 @@ pub async fn c10_fields_of_the_wrong_type_never_reach_decode(proxy: Proxy) {
     no_prefill_is_wasted(proxy).await;
 }
 
-/// What decode would refuse is refused before prefill computes anything: its edits hide it from prefill.
+/// A request that decode would refuse is refused before prefill, from whose leg the edits hide the error.
 async fn no_prefill_is_wasted(proxy: Proxy) {
     let rig = Rig::start(proxy, Protocol::Nixl).await;
     for member in [
@@ -89,9 +89,9 @@ async fn no_prefill_is_wasted(proxy: Proxy) {
     ] {
         let body =
             format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"hi"}}],{member}}}"#);
-        let reply = rig.stage.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
         assert_eq!(reply.status, 400, "{member}: {}", reply.text());
-        let state = rig.stage.state().await;
+        let state = rig.fixture.state().await;
         assert_eq!(state.issued, 0, "{member}: {state:?}");
     }
     rig.ends().await;

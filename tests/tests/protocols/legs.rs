@@ -7,11 +7,11 @@ use pd_router_e2e::golden::{Holes, front, holes, number};
 use pd_router_e2e::protocols::Protocol;
 use serde_json::Value;
 
-use crate::asked::{Asked, CHATS, COMPLETED, RESPONDED};
+use crate::client_requests::{CHATS, COMPLETED, ClientRequest, RESPONDED};
 use crate::rig::{Legs, Rig};
 
 const NIXL_PREFILL: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
-/// The order of its members is the engine's business.
+/// The order of its members is the engine's choice.
 const NIXL_DECODE: &str = r#""kv_transfer_params":{‹hand-off›}"#;
 
 const MOONCAKE_PREFILL: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-‹transfer›"}"#;
@@ -23,20 +23,24 @@ const TRTLLM_PREFILL: &str = r#""disaggregated_params":{"request_type":"context_
 const TRTLLM_DECODE: &str =
     r#""disaggregated_params":{"ctx_usage":{‹usage›},"request_type":"generation_only",‹rest›}"#;
 
-/// All kinds that a sequential engine has.
-fn all() -> Vec<Asked> {
-    let completed = COMPLETED.iter().map(|(_, asked)| *asked);
-    let asked = CHATS.iter().copied().chain(completed);
-    asked.chain(RESPONDED.iter().copied()).collect()
+/// All kinds of request that a sequential engine accepts.
+fn all() -> Vec<ClientRequest> {
+    let completed = COMPLETED.iter().map(|(_, request)| *request);
+    let requests = CHATS.iter().copied().chain(completed);
+    requests.chain(RESPONDED.iter().copied()).collect()
 }
 
-/// Both legs as they are to be.
-fn assert_golden(asked: &Asked, legs: &Legs, (prefill, decode): (&str, &str)) -> (Holes, Holes) {
+/// Fails unless both legs match their golden texts; returns the contents of the holes.
+fn assert_golden(
+    request: &ClientRequest,
+    legs: &Legs,
+    (prefill, decode): (&str, &str),
+) -> (Holes, Holes) {
     let (one, other) = legs.pair();
     for leg in [one, other] {
         assert_eq!(
             (leg.method.as_str(), leg.path.as_str()),
-            ("POST", asked.path)
+            ("POST", request.path)
         );
     }
     (holes(prefill, one.text()), holes(decode, other.text()))
@@ -44,22 +48,22 @@ fn assert_golden(asked: &Asked, legs: &Legs, (prefill, decode): (&str, &str)) ->
 
 pub async fn nixl_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Nixl).await;
-    for asked in all() {
-        let legs = rig.legs_of(asked.ask()).await;
-        let prefill = asked.one_token_with(NIXL_PREFILL);
-        let decode = front(asked.body, NIXL_DECODE);
-        let (_, found) = assert_golden(&asked, &legs, (&prefill, &decode));
+    for request in all() {
+        let legs = rig.legs_of(request.ask()).await;
+        let prefill = request.one_token_with(NIXL_PREFILL);
+        let decode = front(request.body, NIXL_DECODE);
+        let (_, found) = assert_golden(&request, &legs, (&prefill, &decode));
         let hand_off = format!("{{{}}}", found["hand-off"]);
         let hand_off: Value = serde_json::from_str(&hand_off).unwrap_or_default();
         assert_eq!(hand_off["do_remote_prefill"], true, "{hand_off}");
         assert!(hand_off["remote_block_ids"].is_array(), "{hand_off}");
-        let prefills = rig.stage.crew.prefill.iter();
-        let mut hosts = prefills.map(|post| post.address.ip().to_string());
+        let prefills = rig.fixture.engines.prefill.iter();
+        let mut hosts = prefills.map(|slot| slot.address.ip().to_string());
         assert!(
             hosts.any(|host| hand_off["remote_host"] == host),
             "{hand_off}"
         );
-        asked.assert_answered(legs.reply);
+        request.assert_answered(legs.reply);
     }
     rig.ends().await;
 }
@@ -67,23 +71,23 @@ pub async fn nixl_legs_are_golden(proxy: Proxy) {
 pub async fn mooncake_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Mooncake).await;
     let mut transfers = BTreeSet::new();
-    for asked in all() {
-        let legs = rig.legs_of(asked.ask()).await;
-        let prefill = asked.one_token_with(MOONCAKE_PREFILL);
-        let decode = front(asked.body, MOONCAKE_DECODE);
-        let (sent, found) = assert_golden(&asked, &legs, (&prefill, &decode));
+    for request in all() {
+        let legs = rig.legs_of(request.ask()).await;
+        let prefill = request.one_token_with(MOONCAKE_PREFILL);
+        let decode = front(request.body, MOONCAKE_DECODE);
+        let (sent, found) = assert_golden(&request, &legs, (&prefill, &decode));
         assert_eq!(sent["transfer"], found["transfer"]);
         let transfer = number(&sent, "transfer");
         assert!(transfers.insert(transfer), "{transfer} is used twice");
-        let prefills = &rig.stage.crew.prefill;
-        let servers = prefills.iter().filter_map(|post| post.bootstrap);
+        let prefills = &rig.fixture.engines.prefill;
+        let servers = prefills.iter().filter_map(|slot| slot.bootstrap);
         let servers: Vec<String> = servers.map(|at| at.to_string()).collect();
         assert!(
             servers.contains(&found["bootstrap"]),
             "{found:?} of {servers:?}"
         );
         assert!(!found["engine"].is_empty(), "{found:?}");
-        asked.assert_answered(legs.reply);
+        request.assert_answered(legs.reply);
     }
     rig.ends().await;
 }
@@ -91,14 +95,14 @@ pub async fn mooncake_legs_are_golden(proxy: Proxy) {
 pub async fn sglang_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Sglang).await;
     let mut rooms = BTreeSet::new();
-    let completed = COMPLETED.iter().map(|(_, asked)| *asked).take(2);
-    // Where the client sets a limit: what is put before the rest is then one thing.
+    let completed = COMPLETED.iter().map(|(_, request)| *request).take(2);
+    // Requests with a limit, so that the added members form one piece.
     let limited = CHATS.iter().copied().chain(completed);
-    for asked in limited.filter(|asked| asked.lacks.is_none()) {
-        let legs = rig.legs_of(asked.ask()).await;
-        let prefill = asked.one_token_with(&format!("\"rid\":\"‹rid›\",{SGLANG}"));
-        let decode = front(asked.body, SGLANG);
-        let (one, other) = assert_golden(&asked, &legs, (&prefill, &decode));
+    for request in limited.filter(|request| request.lacks.is_none()) {
+        let legs = rig.legs_of(request.ask()).await;
+        let prefill = request.one_token_with(&format!("\"rid\":\"‹rid›\",{SGLANG}"));
+        let decode = front(request.body, SGLANG);
+        let (one, other) = assert_golden(&request, &legs, (&prefill, &decode));
         for hole in ["host", "port", "room"] {
             assert_eq!(one[hole], other[hole], "both legs meet: {hole}");
         }
@@ -106,12 +110,12 @@ pub async fn sglang_legs_are_golden(proxy: Proxy) {
         let room = number(&one, "room");
         assert!(room <= i64::MAX.unsigned_abs(), "{room}");
         assert!(rooms.insert(room), "{room} is used twice");
-        let prefills = &rig.stage.crew.prefill;
-        let servers = prefills.iter().filter_map(|post| post.bootstrap);
+        let prefills = &rig.fixture.engines.prefill;
+        let servers = prefills.iter().filter_map(|slot| slot.bootstrap);
         let servers: Vec<String> = servers.map(|at| at.to_string()).collect();
         let named = format!("{}:{}", one["host"], one["port"]);
         assert!(servers.contains(&named), "{named} of {servers:?}");
-        asked.assert_answered(legs.reply);
+        request.assert_answered(legs.reply);
     }
     rig.ends().await;
 }
@@ -119,20 +123,20 @@ pub async fn sglang_legs_are_golden(proxy: Proxy) {
 pub async fn trtllm_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Trtllm).await;
     let mut ids = BTreeSet::new();
-    let chats = CHATS.iter().map(|asked| (None, *asked));
+    let chats = CHATS.iter().map(|request| (None, *request));
     let completed = COMPLETED.iter();
-    let completed = completed.map(|(prompt, asked)| (Some(*prompt), *asked));
-    for (prompt, asked) in chats.chain(completed) {
-        let legs = rig.legs_of(asked.ask()).await;
-        let prefill = asked.one_token_with(TRTLLM_PREFILL);
+    let completed = completed.map(|(prompt, request)| (Some(*prompt), *request));
+    for (prompt, request) in chats.chain(completed) {
+        let legs = rig.legs_of(request.ask()).await;
+        let prefill = request.one_token_with(TRTLLM_PREFILL);
         let decode = match prompt {
-            Some(prompt) => front(&asked.body.replace(prompt, "[‹ids›]"), TRTLLM_DECODE),
+            Some(prompt) => front(&request.body.replace(prompt, "[‹ids›]"), TRTLLM_DECODE),
             None => front(
-                asked.body,
+                request.body,
                 &format!("{TRTLLM_DECODE},\"prompt_token_ids\":[‹ids›]"),
             ),
         };
-        let (sent, found) = assert_golden(&asked, &legs, (&prefill, &decode));
+        let (sent, found) = assert_golden(&request, &legs, (&prefill, &decode));
         let id = number(&sent, "id");
         assert!((1 << 62..1 << 63).contains(&id), "{id}");
         assert!(ids.insert(id), "{id} is used twice");
@@ -147,37 +151,37 @@ pub async fn trtllm_legs_are_golden(proxy: Proxy) {
             numbers.clone().count() > 0 && numbers.clone().all(|id| id.is_ok()),
             "{found:?}"
         );
-        asked.assert_answered(legs.reply);
+        request.assert_answered(legs.reply);
     }
     rig.ends().await;
 }
 
 pub async fn llmd_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Llmd).await;
-    let prefills = rig.stage.crew.prefill.iter();
-    let prefills: Vec<String> = prefills.map(|post| post.address.to_string()).collect();
-    for asked in all() {
-        let legs = rig.legs_of(asked.ask()).await;
+    let prefills = rig.fixture.engines.prefill.iter();
+    let prefills: Vec<String> = prefills.map(|slot| slot.address.to_string()).collect();
+    for request in all() {
+        let legs = rig.legs_of(request.ask()).await;
         let leg = legs.only();
-        assert_eq!(leg.text(), asked.body);
+        assert_eq!(leg.text(), request.body);
         let named = leg.values("x-prefiller-host-port");
         assert!(
             matches!(named.as_slice(), [one] if prefills.iter().any(|prefill| prefill == one)),
             "{named:?} of {prefills:?}"
         );
-        asked.assert_answered(legs.reply);
+        request.assert_answered(legs.reply);
     }
     rig.ends().await;
 }
 
 pub async fn aggregated_legs_are_golden(proxy: Proxy) {
     let mut rig = Rig::start(proxy, Protocol::Aggregated).await;
-    for asked in all() {
-        let legs = rig.legs_of(asked.ask()).await;
-        assert_eq!(legs.only().text(), asked.body);
-        asked.assert_answered(legs.reply);
+    for request in all() {
+        let legs = rig.legs_of(request.ask()).await;
+        assert_eq!(legs.only().text(), request.body);
+        request.assert_answered(legs.reply);
     }
-    // A request without an id of its own gets one, and the next one another.
+    // A request without an id gets a new one each time.
     let mut ids = BTreeSet::new();
     for _ in 0..2 {
         let legs = rig.legs_of_bare(CHATS[0].ask()).await;

@@ -1,4 +1,4 @@
-//! llm-d's sidecar on the decode pod, played by the test: it is told whom to ask for prefill, and gets the rest as it was.
+//! llm-d's sidecar on the decode pod, played by the test: a header names its prefill worker, and the rest is unchanged.
 
 use std::collections::BTreeSet;
 
@@ -6,17 +6,17 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, crowd};
 use pd_router_e2e::engines::{MODEL, Role, in_turns, static_config, with};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::scripted::Scripted;
+use pd_router_e2e::scripted::ScriptedWorker;
 use serde_json::{Value, json};
 
-use crate::asked::{CHATS, COMPLETED};
-use crate::scene::as_asked;
+use crate::client_requests::{CHATS, COMPLETED};
+use crate::scripted_pair::as_asked;
 
 const HEADER: &str = "x-prefiller-host-port";
 
-/// A sidecar, and a gateway that knows of these prefill workers.
-async fn sidecar(proxy: Proxy, prefills: &[&str], pool: Value) -> (Scripted, Gateway) {
-    let sidecar = Scripted::start(|got| as_asked(got, "whole")).await;
+/// A sidecar, and a gateway with these prefill workers.
+async fn sidecar(proxy: Proxy, prefills: &[&str], pool: Value) -> (ScriptedWorker, Gateway) {
+    let sidecar = ScriptedWorker::start(|got| as_asked(got, "whole")).await;
     let prefill = |address: &&str| json!({"address": address, "role": "prefill", "model": MODEL});
     let mut workers: Vec<Value> = prefills.iter().map(prefill).collect();
     workers.push(sidecar.listed(Role::Decode));
@@ -27,16 +27,16 @@ async fn sidecar(proxy: Proxy, prefills: &[&str], pool: Value) -> (Scripted, Gat
 
 pub async fn the_sidecar_is_told_of_prefill_in_a_header_alone(proxy: Proxy) {
     let (sidecar, gateway) = sidecar(proxy, &["10.0.0.7:8000"], json!({})).await;
-    let completed = COMPLETED.iter().map(|(_, asked)| asked);
-    for asked in CHATS.iter().chain(completed) {
-        // Whom a client names is nobody.
-        let ask = asked.ask().header(HEADER, "10.6.6.6:666");
+    let completed = COMPLETED.iter().map(|(_, request)| request);
+    for request in CHATS.iter().chain(completed) {
+        // A client's own value of the header is removed.
+        let ask = request.ask().header(HEADER, "10.6.6.6:666");
         let ask = ask.header("X-Prefiller-Host-Port", "10.6.6.6:667");
         let reply = gateway.send(ask).await.expect(200);
         assert!(reply.text().contains("whole"), "{reply:?}");
         let got = sidecar.last();
-        assert_eq!(got.text(), asked.body);
-        assert_eq!(got.path, asked.path);
+        assert_eq!(got.text(), request.body);
+        assert_eq!(got.path, request.path);
         assert_eq!(got.values(HEADER), ["10.0.0.7:8000"]);
     }
     gateway.assert_comes_to_rest().await;
@@ -66,10 +66,10 @@ pub async fn every_prefill_worker_has_its_turn(proxy: Proxy) {
 pub async fn without_prefill_the_request_is_as_it_was(proxy: Proxy) {
     let pool = json!({"decode": {"runs_whole_requests": true}});
     let (sidecar, gateway) = sidecar(proxy, &[], pool).await;
-    for asked in CHATS {
-        gateway.send(asked.ask()).await.expect(200);
+    for request in CHATS {
+        gateway.send(request.ask()).await.expect(200);
         let got = sidecar.last();
-        assert_eq!(got.text(), asked.body);
+        assert_eq!(got.text(), request.body);
         assert!(got.values(HEADER).is_empty(), "{got:?}");
     }
     gateway.assert_comes_to_rest().await;

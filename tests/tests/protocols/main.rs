@@ -1,8 +1,8 @@
-//! Every engine's hand-off, from outside: each kind of request goes through, and the legs are byte for byte what the
+//! Every engine's hand-off, from outside: each kind of request is answered, and the legs are byte for byte those that the
 //! engine's protocol demands.
 #![forbid(unsafe_code)]
 
-mod asked;
+mod client_requests;
 mod contract;
 mod forged;
 mod handoffs;
@@ -10,7 +10,7 @@ mod legs;
 mod llmd;
 mod mooncake;
 mod rig;
-mod scene;
+mod scripted_pair;
 mod sglang;
 mod trtllm;
 mod usage;

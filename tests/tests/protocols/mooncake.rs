@@ -1,4 +1,4 @@
-//! What Mooncake alone has: engine ids that are asked for at `/query`, one for each rank, new with each start.
+//! Mooncake only: engine ids from `/query`, one for each rank, new with each start.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::{Engine, Role, static_config, with};
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::roster::own_loopback;
-use pd_router_e2e::stage::Plot;
 use pd_router_e2e::wait::{GENEROUS, eventually, within_tries};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::asked::CHATS;
+use crate::client_requests::CHATS;
 use crate::rig::Rig;
 
 const OPTIONS: [&str; 4] = ["--dialect", "mooncake", "--speedup", "50"];
@@ -23,16 +23,19 @@ const OPTIONS: [&str; 4] = ["--dialect", "mooncake", "--speedup", "50"];
 pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
     const RANKS: u64 = 3;
     const REQUESTS: usize = 12;
-    let plot = Plot::of(proxy, Protocol::Mooncake);
-    let mut rig = Rig::on(plot.engines(&["--dp-size", "3"], json!({"dp_size": RANKS}))).await;
+    let spec = FixtureSpec::of(proxy, Protocol::Mooncake);
+    let mut rig = Rig::on(spec.engines(&["--dp-size", "3"], json!({"dp_size": RANKS}))).await;
     let mut pairs = BTreeSet::new();
     // Of six idle ranks one is drawn.
     within_tries("several ranks are used", async |number| {
         let legs = rig.legs_of(CHATS[0].ask()).await;
         let (prefill, decode) = legs.pair();
         let rank = prefill.values("x-data-parallel-rank").join(",");
-        let told = rank.parse::<u64>();
-        assert!(told.is_ok_and(|rank| rank < RANKS), "{rank:?}: {prefill:?}");
+        let rank_number = rank.parse::<u64>();
+        assert!(
+            rank_number.is_ok_and(|rank| rank < RANKS),
+            "{rank:?}: {prefill:?}"
+        );
         let params = &decode.json()["kv_transfer_params"];
         let server = params["remote_bootstrap_addr"].to_string();
         pairs.insert((server, rank, params["remote_engine_id"].to_string()));
@@ -48,10 +51,10 @@ pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
     rig.ends().await;
 }
 
-/// A bootstrap server is asked again after two seconds; and its answer has to get around.
+/// A bootstrap server is polled every two seconds; then its answer reaches the other threads.
 const ASKED_EVERY: Duration = Duration::from_millis(2500);
 
-/// A prefill engine that can be started again where it was, its bootstrap server too.
+/// A prefill engine that can be restarted at its address, with its bootstrap server.
 struct Restarted {
     address: SocketAddr,
     port: String,
@@ -96,7 +99,7 @@ pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Pro
         prefill.kill();
         gateway.send(Ask::chat("hello")).await.expect_error(503);
         prefill = place.start().await;
-        // Back within milliseconds, it is missed by one thread and not by another, until the next time that it is asked.
+        // After a restart within milliseconds the threads may disagree about the engine until the next poll.
         sleep(ASKED_EVERY).await;
         eventually("all threads know of the new one", GENEROUS, || async {
             // One connection meets one thread.

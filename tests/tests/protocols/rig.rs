@@ -1,34 +1,34 @@
-//! A stage, and the legs that each request makes on it.
+//! A fixture, and the legs that each request makes on it.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::engines::{Recorded, Role};
+use pd_router_e2e::engines::{RecordedRequest, Role};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::stage::{Plot, Stage};
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const TOKEN: &str = "Bearer the-clients-own";
 
-/// What the engines got of one request.
+/// The legs of one request, as the engines received them.
 pub struct Legs {
     pub reply: Reply,
-    pub prefill: Vec<Recorded>,
-    pub decode: Vec<Recorded>,
+    pub prefill: Vec<RecordedRequest>,
+    pub decode: Vec<RecordedRequest>,
 }
 
 impl Legs {
-    /// The two legs; fails where there are more or fewer.
+    /// The two legs; fails unless there is one of each role.
     #[track_caller]
-    pub fn pair(&self) -> (&Recorded, &Recorded) {
+    pub fn pair(&self) -> (&RecordedRequest, &RecordedRequest) {
         match (self.prefill.as_slice(), self.decode.as_slice()) {
             ([prefill], [decode]) => (prefill, decode),
             (prefill, decode) => panic!("not one leg of each: {prefill:?} {decode:?}"),
         }
     }
 
-    /// The one leg, to an engine that does both or that others help; fails where there are more.
+    /// The only leg, of an aggregated worker or one with a sidecar or frontend; fails if there are more.
     #[track_caller]
-    pub fn only(&self) -> &Recorded {
+    pub fn only(&self) -> &RecordedRequest {
         match (self.prefill.as_slice(), self.decode.as_slice()) {
             ([], [decode]) => decode,
             (prefill, decode) => panic!("not one leg: {prefill:?} {decode:?}"),
@@ -37,27 +37,27 @@ impl Legs {
 }
 
 pub struct Rig {
-    pub stage: Stage,
-    asked: u64,
+    pub fixture: Fixture,
+    requests: u64,
 }
 
 impl Rig {
     pub async fn start(proxy: Proxy, protocol: Protocol) -> Rig {
-        Rig::on(Plot::of(proxy, protocol)).await
+        Rig::on(FixtureSpec::of(proxy, protocol)).await
     }
 
-    pub async fn on(plot: Plot) -> Rig {
+    pub async fn on(spec: FixtureSpec) -> Rig {
         Rig {
-            stage: Stage::take(plot).await,
-            asked: 0,
+            fixture: Fixture::acquire(spec).await,
+            requests: 0,
         }
     }
 
-    /// Sends the request, under an id, a trace and a token of the client's, and gives the legs. Each must have the trace and the
-    /// token, and all the same id of the gateway's.
+    /// Sends the request with a client's id, trace and token, and returns the legs. Each must have the trace and the token, and
+    /// all the same id of the gateway.
     pub async fn legs_of(&mut self, ask: Ask) -> Legs {
-        self.asked += 1;
-        let id = format!("request-{}", self.asked);
+        self.requests += 1;
+        let id = format!("request-{}", self.requests);
         let ask = ask
             .header("x-request-id", &id)
             .header("traceparent", TRACE)
@@ -77,14 +77,14 @@ impl Rig {
         legs
     }
 
-    /// Sends the request as it is and gives the legs.
+    /// Sends the request unchanged and returns the legs.
     pub async fn legs_of_bare(&self, ask: Ask) -> Legs {
         let before = [
-            self.stage.requests(Role::Prefill).await,
-            self.stage.requests(Role::Decode).await,
+            self.fixture.requests(Role::Prefill).await,
+            self.fixture.requests(Role::Decode).await,
         ];
-        let reply = self.stage.gateway.send(ask).await;
-        self.stage.comes_to_rest().await;
+        let reply = self.fixture.gateway.send(ask).await;
+        self.fixture.comes_to_rest().await;
         let [prefill, decode] = before;
         Legs {
             reply,
@@ -93,21 +93,21 @@ impl Rig {
         }
     }
 
-    async fn since(&self, role: Role, before: &[usize]) -> Vec<Recorded> {
+    async fn since(&self, role: Role, before: &[usize]) -> Vec<RecordedRequest> {
         let mut new = Vec::new();
-        for (post, before) in self.stage.posts(role).iter().zip(before) {
-            let requests = post.engine().requests().await;
+        for (slot, before) in self.fixture.slots(role).iter().zip(before) {
+            let requests = slot.engine().requests().await;
             new.extend(requests.into_iter().skip(*before));
         }
         new
     }
 
-    /// Fails where an engine refused a hand-off, computed a prompt again, or holds one that nobody pulled.
+    /// Fails if an engine refused a hand-off, computed a prompt again, or holds a hand-off that was never pulled.
     pub async fn ends(self) {
-        self.stage.comes_to_rest().await;
-        self.stage.assert_good_hand_offs().await;
-        let state = self.stage.state().await;
+        self.fixture.comes_to_rest().await;
+        self.fixture.assert_good_hand_offs().await;
+        let state = self.fixture.state().await;
         assert_eq!(state.issued, state.pulled, "{state:?}");
-        self.stage.leave();
+        self.fixture.release();
     }
 }

@@ -1,17 +1,17 @@
-//! What SGLang alone has: batches, `/generate`, ranks in the body, log probabilities of the prompt.
+//! SGLang only: batches, `/generate`, ranks in the body, log probabilities of the prompt.
 
 use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::Recorded;
+use pd_router_e2e::engines::RecordedRequest;
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::golden::{front, holes, number};
 use pd_router_e2e::json_text::values_of;
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::stage::Plot;
 use serde_json::{Value, json};
 
-use crate::asked::{CHAT, COMPLETIONS};
+use crate::client_requests::{CHAT, COMPLETIONS};
 use crate::rig::Rig;
 
 const GENERATE: &str = "/generate";
@@ -22,8 +22,8 @@ fn chat(members: &str) -> String {
     )
 }
 
-/// The rooms of a leg, of which there must be so many, each in the same list's place as its host and port.
-fn rooms(leg: &Recorded, sequences: usize) -> Vec<u64> {
+/// The rooms of a leg; fails unless there are `sequences` of them, and as many hosts and ports.
+fn rooms(leg: &RecordedRequest, sequences: usize) -> Vec<u64> {
     let body = leg.json();
     for field in ["bootstrap_host", "bootstrap_port", "bootstrap_room"] {
         let list = body[field].as_array().map(Vec::len);
@@ -87,7 +87,7 @@ pub async fn batches_and_choices_have_a_room_each(proxy: Proxy) {
         }
         legs.reply.expect(200);
     }
-    // What is one sequence has one room, not a list of one.
+    // A single sequence has a single room, not a list of one.
     for body in [chat(""), chat(r#","n":1"#)] {
         let legs = rig.legs_of(Ask::post(CHAT, body)).await;
         let (prefill, decode) = legs.pair();
@@ -131,7 +131,7 @@ pub async fn generate_is_handed_off_like_the_rest(proxy: Proxy) {
             false => assert!(reply.json()["meta_info"].is_object(), "{}", reply.text()),
         }
     }
-    // One token is asked of prefill whatever the client says of it.
+    // Prefill's limit is one token for any limit of the client.
     for body in [r#"{"text":"hi"}"#, r#"{"text":"hi","sampling_params":{}}"#] {
         let legs = rig.legs_of(Ask::post(GENERATE, body)).await;
         let (prefill, decode) = legs.pair();
@@ -148,13 +148,13 @@ pub async fn generate_is_handed_off_like_the_rest(proxy: Proxy) {
 
 pub async fn ranks_are_named_on_both_legs(proxy: Proxy) {
     const RANKS: u64 = 4;
-    let plot = Plot::of(proxy, Protocol::Sglang);
-    let mut rig = Rig::on(plot.engines(&["--dp-size", "4"], json!({"dp_size": RANKS}))).await;
+    let spec = FixtureSpec::of(proxy, Protocol::Sglang);
+    let mut rig = Rig::on(spec.engines(&["--dp-size", "4"], json!({"dp_size": RANKS}))).await;
     let mut seen = BTreeSet::new();
     for _ in 0..12 {
         let legs = rig.legs_of(Ask::post(CHAT, chat(""))).await;
         let (prefill, decode) = legs.pair();
-        let rank = |leg: &Recorded, name: &str| {
+        let rank = |leg: &RecordedRequest, name: &str| {
             let values = values_of(leg.text(), name);
             let rank = values.first().and_then(|rank| rank.parse::<u64>().ok());
             assert!(

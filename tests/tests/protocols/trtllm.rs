@@ -1,16 +1,16 @@
-//! What TensorRT-LLM alone has: an answer of the context engine that is the generation engine's business byte for byte.
+//! TensorRT-LLM only: the context engine's answer reaches the generation engine byte for byte.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::Recorded;
+use pd_router_e2e::engines::RecordedRequest;
 use pd_router_e2e::golden::front;
 use pd_router_e2e::scripted::Answer;
 use serde_json::json;
 
-use crate::asked::{CHAT, COMPLETIONS};
-use crate::scene::{Scene, answer, as_asked, usage};
+use crate::client_requests::{CHAT, COMPLETIONS};
+use crate::scripted_pair::{ScriptedPair, answer, as_asked, usage};
 
-/// What a context engine says: an id of its own, numbers that no float holds, escapes, white space.
+/// A context engine's parameters: an id of its own, numbers that no float holds, escapes, white space.
 const PARAMS: [&str; 2] = [
     r#"{ "request_type" :"#,
     r#", "first_gen_tokens":[ 151644,7 ],"ctx_request_id":9223372036854775807,"encoded_opaque_state":"AQ\/+==","draft_tokens":null,"disagg_request_id":4611686018427387905,"ctx_dp_rank":0,"ctx_info_endpoint":["tcp:\/\/10.0.0.1:5"],"newer":{"a":1.0} }"#,
@@ -19,13 +19,13 @@ const PARAMS: [&str; 2] = [
 const IDS: &str = "[1, 2 ,18446744073709551615]";
 const USAGE: &str = r#"{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1,"x":1.0}"#;
 
-/// The object with this type of request.
+/// The parameters with this request type.
 fn params(request_type: &str) -> String {
     let [before, after] = PARAMS;
     format!("{before}\"{request_type}\"{after}")
 }
 
-fn context_answer(got: &Recorded) -> Answer {
+fn context_answer(got: &RecordedRequest) -> Answer {
     let choice = match got.path.as_str() {
         COMPLETIONS => r#""text":"one""#,
         _ => r#""message":{"role":"assistant","content":"one"}"#,
@@ -38,37 +38,36 @@ fn context_answer(got: &Recorded) -> Answer {
 
 pub async fn the_context_answer_reaches_generation_byte_for_byte(proxy: Proxy) {
     let pool = json!({"protocol": "trtllm"});
-    let scene = Scene::start(proxy, pool, context_answer, |got| as_asked(got, "two")).await;
-    let said = params("generation_only");
+    let pair = ScriptedPair::start(proxy, pool, context_answer, |got| as_asked(got, "two")).await;
+    let parameters = params("generation_only");
     let handed = format!(
         "\"disaggregated_params\":{}",
-        said.replacen('{', &format!("{{\"ctx_usage\":{USAGE},"), 1)
+        parameters.replacen('{', &format!("{{\"ctx_usage\":{USAGE},"), 1)
     );
     let chat = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
-    scene.gateway.send(Ask::post(CHAT, chat)).await.expect(200);
+    pair.gateway.send(Ask::post(CHAT, chat)).await.expect(200);
     let golden = front(chat, &format!("{handed},\"prompt_token_ids\":{IDS}"));
-    assert_eq!(scene.decode.last().text(), golden);
+    assert_eq!(pair.decode.last().text(), golden);
 
     let completion = r#"{"model":"sim","prompt" : "Once","max_tokens":4,"stream":true}"#;
-    scene
-        .gateway
+    pair.gateway
         .send(Ask::post(COMPLETIONS, completion))
         .await
         .expect(200);
     let golden = front(&completion.replace("\"Once\"", IDS), &handed);
-    assert_eq!(scene.decode.last().text(), golden);
-    scene.gateway.assert_comes_to_rest().await;
+    assert_eq!(pair.decode.last().text(), golden);
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn a_context_answer_without_ids_is_a_failure(proxy: Proxy) {
     let pool = json!({"protocol": "trtllm"});
-    // An answer that ended at the limit, without the object or the ids.
-    let script = |_: &Recorded| Answer::json(answer("one", &usage(), ""));
-    let scene = Scene::start(proxy, pool, script, |got| as_asked(got, "two")).await;
+    // An answer that ended at the limit, without the parameters or the ids.
+    let script = |_: &RecordedRequest| Answer::json(answer("one", &usage(), ""));
+    let pair = ScriptedPair::start(proxy, pool, script, |got| as_asked(got, "two")).await;
     for streamed in [false, true] {
-        let reply = scene.ask(0, streamed).await;
+        let reply = pair.ask(0, streamed).await;
         reply.expect_code(502, "prefill_no_handoff");
     }
-    assert!(scene.decode.requests().is_empty());
-    scene.gateway.assert_comes_to_rest().await;
+    assert!(pair.decode.requests().is_empty());
+    pair.gateway.assert_comes_to_rest().await;
 }

@@ -1,36 +1,36 @@
-//! `usage.prompt_tokens_details.cached_tokens`: decode pulled all it has, so that only prefill knows what was cached.
+//! `usage.prompt_tokens_details.cached_tokens`: decode pulled the whole prompt, so only prefill has the cached count.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
+use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::Answer;
-use pd_router_e2e::stage::Plot;
 use serde_json::{Value, json};
 
-use crate::asked::CHAT;
+use crate::client_requests::CHAT;
 use crate::rig::Rig;
-use crate::scene::{DONE, Scene, answer, case_of, event, usage};
+use crate::scripted_pair::{DONE, ScriptedPair, answer, case_of, event, usage};
 
 const PARAMS: &str = r#","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e"}"#;
 
-/// Prefill had 48 of 64 tokens cached.
+/// Prefill found 48 of 64 tokens in its cache.
 const CACHED: u64 = 48;
 
-/// What decode says of the prompt, by case.
-const SAID: [&str; 4] = [
+/// Decode's usage, by case.
+const DECODE_USAGE: [&str; 4] = [
     r#"{ "prompt_tokens":64,"total_tokens":68,"completion_tokens":4,"prompt_tokens_details":{ "cached_tokens" : 0 },"x":1.0}"#,
     r#"{"prompt_tokens":64,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":1234567},"total_tokens":68,"completion_tokens":4}"#,
     r#"{"prompt_tokens":64,"total_tokens":68,"completion_tokens":4,"prompt_tokens_details":null}"#,
     r#"{"prompt_tokens":64,"total_tokens":68,"completion_tokens":4}"#,
 ];
 
-/// How the first two of those read with prefill's number.
-const TOLD: [&str; 2] = [
+/// The first two of them with prefill's number.
+const REPORTED_USAGE: [&str; 2] = [
     r#"{ "prompt_tokens":64,"total_tokens":68,"completion_tokens":4,"prompt_tokens_details":{ "cached_tokens" : 48 },"x":1.0}"#,
     r#"{"prompt_tokens":64,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":48},"total_tokens":68,"completion_tokens":4}"#,
 ];
 
-/// A prompt may speak of cached tokens too.
+/// Text of an answer that looks like a usage.
 const TEXT: &str = r#"\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":7}}"#;
 
 fn whole(usage: &str) -> String {
@@ -45,7 +45,7 @@ fn last_event(usage: &str) -> String {
     )
 }
 
-/// The whole stream.
+/// The complete stream.
 fn stream(usage: &str) -> String {
     format!(
         "{}{}{DONE}",
@@ -54,7 +54,7 @@ fn stream(usage: &str) -> String {
     )
 }
 
-/// The stream in pieces that end in the middle of everything.
+/// The stream in pieces cut within events.
 fn pieces(usage: &str) -> Vec<String> {
     let whole = stream(usage);
     let bytes: Vec<char> = whole.chars().collect();
@@ -64,18 +64,18 @@ fn pieces(usage: &str) -> Vec<String> {
         .collect()
 }
 
-async fn scene(proxy: Proxy, reports: bool) -> Scene {
+async fn scripted_pair(proxy: Proxy, reports: bool) -> ScriptedPair {
     let of_prefill = json!({"prompt_tokens_details": {"cached_tokens": CACHED}});
     let of_prefill = pd_router_e2e::engines::with(usage(), of_prefill);
-    Scene::start(
+    ScriptedPair::start(
         proxy,
         json!({"report_cached_tokens": reports}),
         move |_| Answer::json(answer("one", &of_prefill, PARAMS)),
         |got| {
-            let said = SAID[case_of(got)];
+            let usage_of_decode = DECODE_USAGE[case_of(got)];
             match got.text().contains("\"stream\":true") {
-                true => Answer::stream(pieces(said)),
-                false => Answer::json(whole(said)),
+                true => Answer::stream(pieces(usage_of_decode)),
+                false => Answer::json(whole(usage_of_decode)),
             }
         },
     )
@@ -93,51 +93,55 @@ fn cached(usage: &Value) -> Option<u64> {
 }
 
 pub async fn cached_tokens_are_prefills_in_a_whole_answer(proxy: Proxy) {
-    let scene = scene(proxy, true).await;
-    for (case, said) in SAID.iter().enumerate() {
-        let reply = scene.ask(case, false).await.expect(200);
+    let pair = scripted_pair(proxy, true).await;
+    for (case, usage_of_decode) in DECODE_USAGE.iter().enumerate() {
+        let reply = pair.ask(case, false).await.expect(200);
         assert_framed(&reply);
-        match TOLD.get(case) {
-            Some(told) => assert_eq!(reply.text(), whole(told)),
-            None => assert_eq!(cached(&reply.json()["usage"]), Some(CACHED), "{said}"),
+        match REPORTED_USAGE.get(case) {
+            Some(expected) => assert_eq!(reply.text(), whole(expected)),
+            None => assert_eq!(
+                cached(&reply.json()["usage"]),
+                Some(CACHED),
+                "{usage_of_decode}"
+            ),
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn cached_tokens_are_prefills_in_a_stream(proxy: Proxy) {
-    let scene = scene(proxy, true).await;
-    for (case, said) in SAID.iter().enumerate() {
-        let reply = scene.ask(case, true).await.expect(200);
+    let pair = scripted_pair(proxy, true).await;
+    for (case, usage_of_decode) in DECODE_USAGE.iter().enumerate() {
+        let reply = pair.ask(case, true).await.expect(200);
         assert_framed(&reply);
-        match TOLD.get(case) {
-            Some(told) => assert_eq!(reply.text(), stream(told)),
+        match REPORTED_USAGE.get(case) {
+            Some(expected) => assert_eq!(reply.text(), stream(expected)),
             None => {
                 let events = reply.events();
                 let last = events.last().map(|event| cached(&event["usage"]));
-                assert_eq!(last, Some(Some(CACHED)), "{said}: {events:?}");
+                assert_eq!(last, Some(Some(CACHED)), "{usage_of_decode}: {events:?}");
             }
         }
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
 pub async fn cached_tokens_are_decodes_where_nothing_is_configured(proxy: Proxy) {
-    let scene = scene(proxy, false).await;
-    for (case, said) in SAID.iter().enumerate() {
-        let reply = scene.ask(case, false).await.expect(200);
-        assert_eq!(reply.text(), whole(said));
-        let reply = scene.ask(case, true).await.expect(200);
-        assert_eq!(reply.text(), stream(said));
+    let pair = scripted_pair(proxy, false).await;
+    for (case, usage_of_decode) in DECODE_USAGE.iter().enumerate() {
+        let reply = pair.ask(case, false).await.expect(200);
+        assert_eq!(reply.text(), whole(usage_of_decode));
+        let reply = pair.ask(case, true).await.expect(200);
+        assert_eq!(reply.text(), stream(usage_of_decode));
     }
-    scene.gateway.assert_comes_to_rest().await;
+    pair.gateway.assert_comes_to_rest().await;
 }
 
-/// Those that wait for prefill's answer.
+/// Protocols whose decode leg waits for prefill's answer.
 pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: Proxy) {
     for protocol in [Protocol::Nixl, Protocol::Mooncake, Protocol::Trtllm] {
-        let plot = Plot::of(proxy, protocol).pool(json!({"report_cached_tokens": true}));
-        let rig = Rig::on(plot).await;
+        let spec = FixtureSpec::of(proxy, protocol).pool(json!({"report_cached_tokens": true}));
+        let rig = Rig::on(spec).await;
         for stream in [false, true] {
             let body = json!({
                 "model": "sim",
@@ -153,7 +157,7 @@ pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: P
                 false => body,
             };
             let reply = rig
-                .stage
+                .fixture
                 .gateway
                 .send(Ask::post(CHAT, body.to_string()))
                 .await;
@@ -166,7 +170,7 @@ pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: P
                     .map(|event| event["usage"].clone())
                     .unwrap_or_default(),
             };
-            // An engine of the simulation caches nothing between requests: all of it is computed by prefill.
+            // A simulated engine caches nothing between requests: prefill computes the whole prompt.
             assert_eq!(cached(&usage), Some(0), "{}: {usage}", protocol.as_str());
         }
         rig.ends().await;

@@ -1,4 +1,4 @@
-//! What is known of the workers outlives the configuration.
+//! Knowledge about the workers outlives the configuration.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::rig::Rig;
 
 const CONVERSATIONS: usize = 6;
 
-/// Nobody asks the next thing in less. Some ticks in which threads hear of each other.
+/// Pause of a reader between two turns: several ticks of the thread sync.
 const THINKING: Duration = Duration::from_millis(200);
 
 pub async fn conversations_stick_across_a_new_configuration() {
@@ -24,7 +24,7 @@ pub async fn conversations_stick_across_a_new_configuration() {
         let first = conversation.turn_at(rig.gateway).await.pair().prefill;
         conversations.push((conversation, first));
     }
-    // Each began with some thirty blocks that no other has, and all threads hear of all.
+    // Each conversation begins with some thirty blocks of its own, and all threads learn of all.
     let blocks = until_all_hold(&rig, 25 * CONVERSATIONS as u64).await;
     rig.reconfigure(rig.configuration(pool)).await;
     until_all_hold(&rig, blocks).await;
@@ -33,14 +33,14 @@ pub async fn conversations_stick_across_a_new_configuration() {
             sleep(THINKING).await;
             let why = [("x-pd-router-explain", "1")];
             let reply = conversation.turn_with(rig.gateway, &why).await;
-            let told = reply.header("x-pd-router-explain");
-            assert_eq!(&reply.pair().prefill, first, "turn {turn}: {told:?}");
+            let explanation = reply.header("x-pd-router-explain");
+            assert_eq!(&reply.pair().prefill, first, "turn {turn}: {explanation:?}");
         }
     }
     rig.comes_to_rest().await;
 }
 
-/// Waits until each thread thinks that the workers hold so many blocks; how many one thinks.
+/// Waits until each thread estimates that the workers hold at least this many blocks; returns the last estimate.
 async fn until_all_hold(rig: &Rig, least: u64) -> u64 {
     let what = format!("{least} blocks are known to all threads");
     eventually(&what, GENEROUS, || async {

@@ -1,4 +1,4 @@
-//! A new configuration of the filter, given to a running Envoy: what flows and waits goes on, and what is known stays known.
+//! A new configuration of the filter in a running Envoy: streams and waiting requests go on, and knowledge is kept.
 #![forbid(unsafe_code)]
 
 mod kept;
@@ -7,7 +7,7 @@ mod rig;
 mod streams;
 mod waiting;
 
-/// Makes of each behaviour a test. Only Envoy takes a new configuration.
+/// Makes a test of each function. Only Envoy can take a new configuration.
 macro_rules! tests {
     ($($module:ident { $($name:ident,)* })*) => {
         mod envoy {

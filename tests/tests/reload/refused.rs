@@ -1,4 +1,4 @@
-//! A wrong configuration: refused whole, with the reason in Envoy's log, and the old one goes on.
+//! An invalid configuration: refused as a whole, with the reason in Envoy's log, and the old one stays in use.
 
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::{FAST, with};
@@ -11,7 +11,7 @@ const NEWCOMER: &str = "newcomer";
 
 pub async fn a_wrong_configuration_is_refused_whole_and_the_old_one_goes_on() {
     let rig = Rig::start(2, FAST, json!({})).await;
-    // Each of these would list another worker, and name none in response headers.
+    // Each of these would list another worker, and disable the response headers.
     let right = marked(rig.configuration(json!({})), NEWCOMER);
     let right = with(right, json!({"response_headers": false}));
     let without_a_role = {
@@ -37,12 +37,12 @@ pub async fn a_wrong_configuration_is_refused_whole_and_the_old_one_goes_on() {
         let refused = rig
             .metric("envoy_listener_manager_lds_update_rejected")
             .await;
-        let said = rig.log().len();
+        let logged = rig.log().len();
         rig.publish(&wrong);
         rig.until_metric("envoy_listener_manager_lds_update_rejected", refused + 1.0)
             .await;
         eventually("the reason is logged", GENEROUS, || async {
-            let log = rig.log().split_off(said);
+            let log = rig.log().split_off(logged);
             match log.contains(named) {
                 true => Ok(()),
                 false => Err(log),
@@ -55,7 +55,7 @@ pub async fn a_wrong_configuration_is_refused_whole_and_the_old_one_goes_on() {
             assert!(!pool.contains(NEWCOMER), "{pool}");
         }
     }
-    // The right one is still taken.
+    // A valid configuration is still accepted.
     rig.reconfigure(rig.configuration(json!({}))).await;
     rig.send(Ask::chat("hello")).await.expect_tokens(4);
     rig.comes_to_rest().await;

@@ -1,4 +1,4 @@
-//! Envoy with the shipped bootstrap on an address of the test's own, its listener in a file that Envoy watches.
+//! Envoy with the shipped bootstrap on its own address, and a listener in a file that Envoy watches.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,23 +10,23 @@ use pd_router_e2e::engines::{Engine, MODEL, Role, with};
 use pd_router_e2e::metrics::Metrics;
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
-use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::threads;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
 
-/// As in the bootstrap that is shipped.
+/// As in the shipped bootstrap.
 const LISTEN: u16 = 8080;
 const ADMIN: u16 = 9901;
 const PREFILL: [u16; 2] = [9101, 9102];
 const DECODE: [u16; 2] = [9201, 9202];
 
-/// The listener's old half must not be closed under what still flows.
+/// Drain time of the old listener, longer than any stream of the tests.
 const DRAIN_SECONDS: &str = "120";
 
-/// Envoy, four engines, and the files by which it hears of a new configuration.
+/// Envoy, four engines, and the files that give Envoy a new configuration.
 pub struct Rig {
-    /// Where clients connect.
+    /// Address for clients.
     pub gateway: SocketAddr,
     /// `p0` and `p1`.
     pub prefill: Vec<Engine>,
@@ -40,7 +40,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Envoy with so many threads over engines with these options, the pool having these further fields.
+    /// Envoy with this many threads over engines with these options; the pool has these further fields.
     pub async fn start(threads: u16, options: &[&str], pool: Value) -> Rig {
         let own = own_loopback();
         let prefill = engines(own, Role::Prefill, PREFILL, options).await;
@@ -81,13 +81,13 @@ impl Rig {
         json!({"pools": [with(base, pool)], "response_headers": true, "status": true})
     }
 
-    /// Gives Envoy this configuration, as text, without waiting.
+    /// Publishes this configuration, as text, without waiting.
     pub fn publish(&self, configuration: &str) {
         self.files.publish(configuration);
     }
 
-    /// Gives Envoy this configuration in a listener that it refuses for another reason, after the filter has taken its part, and
-    /// waits until it has refused it.
+    /// Publishes this configuration in a listener that Envoy refuses for another reason, after the filter has accepted it,
+    /// and waits for the refusal.
     pub async fn publish_in_vain(&self, configuration: &Value) {
         const REFUSED: &str = "envoy_listener_manager_lds_update_rejected";
         let refused = self.metric(REFUSED).await;
@@ -102,7 +102,7 @@ impl Rig {
         self.until_metric(REFUSED, refused + 1.0).await;
     }
 
-    /// Gives Envoy this configuration and waits until it is in use: it has a further worker, whose model nobody asks for.
+    /// Publishes this configuration and waits until it is in use; a further worker, whose model no request names, marks it.
     pub async fn reconfigure(&self, configuration: Value) {
         let name = unique_name("marker");
         let configuration = marked(configuration, &name);
@@ -126,7 +126,7 @@ impl Rig {
         threads::enough(self.threads.into())
     }
 
-    /// What the status page says of the pool.
+    /// The pool on the status page.
     pub async fn pool(&self) -> Value {
         let page = client::send(self.gateway, Ask::get("/pd-router/status")).await;
         page.expect(200).json()["pools"][0].take()
@@ -137,7 +137,7 @@ impl Rig {
         client::send(self.gateway, ask).await
     }
 
-    /// Waits until a short request is answered so.
+    /// Waits until a short request gets this status.
     pub async fn until_answers(&self, so: impl Fn(&Reply) -> bool) {
         eventually("a request is answered so", GENEROUS, || async {
             let reply = client::try_send(self.gateway, Ask::chat("hello")).await;
@@ -150,7 +150,7 @@ impl Rig {
         .await;
     }
 
-    /// What the metrics page says; 0 where it says nothing.
+    /// A metric's value; 0 if absent.
     pub async fn metric(&self, name: &str) -> f64 {
         let page = client::send(self.admin, Ask::get("/stats/prometheus")).await;
         let metrics = Metrics::parse(&page.expect(200).text());
@@ -169,7 +169,7 @@ impl Rig {
         .await;
     }
 
-    /// Waits until so many streams are open and booked to decode.
+    /// Waits until this many streams are open and booked to decode.
     pub async fn until_streams_are(&self, count: f64) {
         self.until_metric("pd_router_streams", count).await;
         self.until_metric("pd_router_decode_charges", count).await;
@@ -182,7 +182,7 @@ impl Rig {
         self.until_metric("pd_router_queue_requests", 0.0).await;
     }
 
-    /// All that Envoy has logged.
+    /// Envoy's log.
     pub fn log(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -260,16 +260,16 @@ impl Files {
         self.folder.join(name)
     }
 
-    /// Gives the listener, with this configuration of the plugin, to Envoy, which notices that a file takes another's place.
+    /// Writes the listener with this configuration of the plugin; Envoy notices that a file is replaced.
     fn publish(&self, configuration: &str) {
         self.publish_with(configuration, str::to_owned);
     }
 
-    /// The same, the listener changed so.
+    /// The same with a change to the listener.
     fn publish_with(&self, configuration: &str, change: impl FnOnce(&str) -> String) {
         let next = self.at("next.yaml");
         let (head, tail) = &self.listener;
-        // In YAML a quote within quotes is doubled, and nothing else is changed.
+        // In YAML a quote within quotes is doubled; all else is unchanged.
         let quoted = configuration.replace('\'', "''");
         write(&next, &format!("{head}'{quoted}'{}", change(tail)));
         let moved = fs::rename(&next, self.at("listener.yaml"));
@@ -288,7 +288,7 @@ fn cut<'a>(text: &'a str, at: &str) -> (&'a str, &'a str) {
         .unwrap_or_else(|| panic!("the bootstrap has no {at:?}"))
 }
 
-/// Envoy by itself, ended with the test.
+/// A separate Envoy, ended with the test.
 struct Envoy(Option<Child>);
 
 impl Envoy {

@@ -1,4 +1,4 @@
-//! Streams that flow while the configuration changes.
+//! Streams that run while the configuration changes.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio::time::sleep;
 
 use crate::rig::Rig;
 
-/// Twice as long as a thread takes to tell the others and they to hear it.
-const UNTIL_TOLD: Duration = Duration::from_millis(100);
+/// Twice the time of a round of the thread sync.
+const UNTIL_SHARED: Duration = Duration::from_millis(100);
 
-/// Tokens of the stream that flows meanwhile, and milliseconds between two of them.
+/// Tokens of the stream that runs meanwhile, and milliseconds between two of them.
 const TOKENS: u64 = 200;
 const OPTIONS: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "100"];
 
@@ -36,14 +36,14 @@ pub async fn a_new_configuration_ends_no_stream_and_forgets_no_booking() {
     let mut reader = begin(&rig).await;
     rig.reconfigure(rig.configuration(json!({}))).await;
     rig.send(Ask::chat("hello")).await.expect_tokens(4);
-    // That one is through; the stream of before is still booked.
+    // The short request has ended; the earlier stream is still booked.
     rig.until_streams_are(1.0).await;
     reader.read_reply().await.expect_tokens(TOKENS);
     rig.comes_to_rest().await;
     rig.send(Ask::chat("hello")).await.expect_tokens(4);
 }
 
-/// The new configuration's own choices count the stream of before.
+/// Selections under the new configuration count the earlier stream.
 pub async fn what_was_booked_before_weighs_after() {
     let rig = Rig::start(2, OPTIONS, json!({})).await;
     let mut reader = begin(&rig).await;
@@ -52,13 +52,13 @@ pub async fn what_was_booked_before_weighs_after() {
         0 => "d1",
         _ => "d0",
     };
-    // On whatever thread: the other worker is idle, and known to be.
+    // On any thread: the other worker is known to be idle.
     for number in 0..8 {
         let reply = rig.send(Ask::chat(&format!("question {number}"))).await;
         let pair = reply.expect(200).pair();
         assert_ne!(pair.decode, running);
-        // The other thread is yet to hear that this one is through: until then both workers look alike.
-        sleep(UNTIL_TOLD).await;
+        // Until the other thread learns of this request's end, both workers look equally loaded.
+        sleep(UNTIL_SHARED).await;
     }
     reader.read_reply().await.expect_tokens(TOKENS);
     rig.comes_to_rest().await;

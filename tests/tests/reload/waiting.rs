@@ -16,19 +16,19 @@ use crate::rig::Rig;
 
 const OPTIONS: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "50"];
 
-/// What a prefill may take.
+/// Deadline of a prefill, in milliseconds.
 const DEADLINE_MS: u64 = 12_000;
 
 fn ask(rig: &Rig, content: &str) -> JoinHandle<Result<Reply, Failure>> {
     tokio::spawn(client::try_send(rig.gateway, Ask::chat(content)))
 }
 
-async fn answer(asked: JoinHandle<Result<Reply, Failure>>) -> Reply {
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+async fn answer(pending: JoinHandle<Result<Reply, Failure>>) -> Reply {
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
-/// A pool whose decode workers take one answer at a time; who waits for one waits for so long at most.
+/// A pool whose decode workers take one answer at a time; requests wait for at most `deadline_ms`.
 fn one_at_a_time(deadline_ms: u64) -> Value {
     json!({"admission": {"decode": {"blocks": 0}, "queue": {"deadline_ms": deadline_ms}}})
 }
@@ -46,7 +46,7 @@ async fn all_busy(rig: &Rig) -> Vec<Raw> {
     busy
 }
 
-/// What a trial leaves behind would be seen here: nobody would look after those who wait, and nothing be counted.
+/// A rejected trial of the configuration could leave waiting requests without a timer and without counts.
 pub async fn a_listener_that_is_refused_for_another_reason_changes_nothing() {
     let rig = Rig::start(1, OPTIONS, one_at_a_time(2_000)).await;
     let other = with(one_at_a_time(120_000), json!({"name": "other"}));
@@ -73,7 +73,7 @@ pub async fn who_waits_in_a_pool_that_is_no_more_waits_no_longer_than_it_may() {
     rig.comes_to_rest().await;
 }
 
-/// A queue is one thread's own, so there is one.
+/// A queue belongs to one thread, so there is one thread.
 pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
     let pool = one_at_a_time(120_000);
     let rig = Rig::start(1, OPTIONS, pool.clone()).await;
@@ -84,12 +84,12 @@ pub async fn who_waits_in_the_queue_waits_on_and_is_served() {
     let later = ask(&rig, "three");
     rig.until_metric("pd_router_queue_requests", 3.0).await;
     sleep(Duration::from_secs(1)).await;
-    assert!(waits.iter().all(|asked| !asked.is_finished()));
+    assert!(waits.iter().all(|pending| !pending.is_finished()));
     assert!(!later.is_finished(), "it was to wait as well");
 
     drop(busy);
-    for asked in waits {
-        answer(asked).await.expect_tokens(4);
+    for pending in waits {
+        answer(pending).await.expect_tokens(4);
     }
     answer(later).await.expect_tokens(4);
     rig.comes_to_rest().await;
@@ -111,24 +111,24 @@ pub async fn the_deadline_of_a_prefill_holds_after_a_new_configuration() {
     rig.comes_to_rest().await;
 }
 
-/// A request that meets the first prefill worker, which hangs. They have their turns: the third one does at the latest.
+/// A request at the first prefill worker, which hangs: round robin reaches that worker within three requests.
 async fn one_that_hangs(rig: &Rig) -> JoinHandle<Result<Reply, Failure>> {
     let before = rig.prefill[0].state().await.requests;
     for number in 0..3 {
-        let asked = ask(rig, &format!("question {number}"));
+        let pending = ask(rig, &format!("question {number}"));
         let hangs = eventually("it is answered or hangs", GENEROUS, || async {
             let state = rig.prefill[0].state().await;
-            match (state.requests > before, asked.is_finished()) {
+            match (state.requests > before, pending.is_finished()) {
                 (true, _) => Ok(true),
                 (false, true) => Ok(false),
                 (false, false) => Err(format!("{state:?}")),
             }
         });
         if hangs.await {
-            return asked;
+            return pending;
         }
     }
-    panic!("nobody met the worker that hangs");
+    panic!("no request met the worker that hangs");
 }
 
 pub async fn a_prefill_that_is_answered_after_a_new_configuration_is_heard() {
@@ -137,7 +137,7 @@ pub async fn a_prefill_that_is_answered_after_a_new_configuration_is_heard() {
     for engine in &rig.prefill {
         engine.fault(&late).await;
     }
-    let asked = ask(&rig, "hello");
+    let pending = ask(&rig, "hello");
     eventually("a prefill is late", GENEROUS, || async {
         match rig.metric("pd_router_prefill_charges").await == 1.0 {
             true => Ok(()),
@@ -146,7 +146,7 @@ pub async fn a_prefill_that_is_answered_after_a_new_configuration_is_heard() {
     })
     .await;
     rig.reconfigure(rig.configuration(json!({}))).await;
-    assert!(!asked.is_finished(), "it was to be late");
-    answer(asked).await.expect_tokens(4);
+    assert!(!pending.is_finished(), "it was to be late");
+    answer(pending).await.expect_tokens(4);
     rig.comes_to_rest().await;
 }

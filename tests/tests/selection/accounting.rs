@@ -1,4 +1,4 @@
-//! What is booked while an answer flows. The test itself plays the Dynamo frontend, so that every chunk comes when it says.
+//! Bookings while an answer arrives. The test plays the Dynamo frontend, so that it controls every chunk.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::rig::CHAT;
 
-/// Long enough for a chunk to come through the gateway, were it let through.
+/// Time in which a forwarded chunk would have reached the client.
 const ROLE_IS_SEEN: Duration = Duration::from_millis(500);
 
-/// A frontend that streams what the test tells it to.
+/// A frontend that streams the test's chunks.
 struct Frontend {
     address: SocketAddr,
     listener: TcpListener,
@@ -35,10 +35,10 @@ impl Frontend {
         }
     }
 
-    /// Takes a request in and begins its answer.
+    /// Accepts a request and begins its answer.
     async fn answer(&self) -> Answer {
         let accepted = self.listener.accept().await;
-        let (mut stream, _) = accepted.unwrap_or_else(|error| panic!("nobody comes: {error}"));
+        let (mut stream, _) = accepted.unwrap_or_else(|error| panic!("no connection: {error}"));
         read_request(&mut stream).await;
         let mut answer = Answer { stream };
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -47,7 +47,7 @@ impl Frontend {
     }
 }
 
-/// Reads a head, and a body of the length that it tells.
+/// Reads a head, and a body of the declared length.
 async fn read_request(stream: &mut TcpStream) {
     let mut bytes = Vec::new();
     while !is_whole(&bytes) {
@@ -62,13 +62,13 @@ fn is_whole(bytes: &[u8]) -> bool {
         return false;
     };
     let lines = head.lines().filter_map(|line| line.split_once(':'));
-    let told = lines
+    let declared = lines
         .filter(|(name, _)| name.eq_ignore_ascii_case("content-length"))
         .find_map(|(_, value)| value.trim().parse().ok());
-    told.is_some_and(|length: usize| body.len() >= length)
+    declared.is_some_and(|length: usize| body.len() >= length)
 }
 
-/// An answer that is being written.
+/// An answer in progress.
 struct Answer {
     stream: TcpStream,
 }
@@ -79,7 +79,7 @@ impl Answer {
         written.unwrap_or_else(|error| panic!("the gateway takes no more: {error}"));
     }
 
-    /// One event in a chunk of its own.
+    /// Sends one event in its own chunk.
     async fn event(&mut self, data: &str) {
         let event = format!("data: {data}\n\n");
         self.write(&raw::chunk(event.as_bytes())).await;
@@ -97,7 +97,7 @@ impl Answer {
     }
 }
 
-/// Waits until so many prefills and answers are booked.
+/// Waits until this many prefills and answers are booked.
 async fn until_booked(gateway: &Gateway, prefills: u64, decodes: u64) {
     eventually("the bookings are right", GENEROUS, || async {
         let booked = gateway.status().await["bookings"].clone();
@@ -128,7 +128,7 @@ pub async fn a_chunk_that_carries_only_a_role_ends_no_prefill_charge(proxy: Prox
     let gateway = Gateway::start_on_one_thread(proxy, &config(pool), &[]).await;
     let mut client = Raw::connect(gateway.listen).await;
     let mut body = with(chat_body(&"hello ".repeat(100)), json!({"stream": true}));
-    // How long the answer will be is not to be known.
+    // The answer's length is unknown to the gateway.
     body.as_object_mut().map(|body| body.remove("max_tokens"));
     let request = raw::post(CHAT, &[], body.to_string().as_bytes());
     client.write(&request).await;
@@ -137,7 +137,7 @@ pub async fn a_chunk_that_carries_only_a_role_ends_no_prefill_charge(proxy: Prox
     answer
         .delta(json!({"role": "assistant", "content": ""}))
         .await;
-    // Nothing is told to the client yet either: such a chunk alone commits to no worker.
+    // The client has nothing yet either: a chunk without text commits to no worker.
     tokio::time::sleep(ROLE_IS_SEEN).await;
     until_booked(&gateway, 1, 1).await;
     let prompt_blocks = decode_blocks(&gateway).await;

@@ -1,9 +1,9 @@
-//! Requests that wait until somebody is not too busy, and those that may not. One thread: a queue is one thread's own.
+//! Requests that wait for a less busy worker, and requests that may not. One thread: a queue belongs to one thread.
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask, Failure, Reply, chat_body};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Fleet, Role, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
@@ -16,7 +16,7 @@ use crate::rig::{CHAT, until_waiting};
 /// Engines that answer soon, though not at once.
 const QUICK: &[&str] = &["--prefill-rate", "100000", "--token-ms", "10"];
 
-/// With this rate the prompt below takes a second.
+/// At this rate the prompt below takes a second.
 const SLOW_PREFILL: &[&str] = &["--prefill-rate", "1000", "--token-ms", "1"];
 
 /// 1,000 tokens, at one token for four bytes.
@@ -24,7 +24,7 @@ fn long_prompt() -> String {
     "tell ".repeat(800)
 }
 
-/// One answer at a time keeps a decode worker busy.
+/// A pool whose decode worker is busy with a single answer.
 fn one_answer_at_a_time(queue: Value) -> Value {
     json!({"admission": {"decode": {"blocks": 0}, "queue": queue}})
 }
@@ -42,7 +42,7 @@ fn endless(content: &str) -> Vec<u8> {
     raw::post(CHAT, &[], body.as_bytes())
 }
 
-/// Keeps the decode worker busy until what is returned is dropped.
+/// Keeps the decode worker busy until the returned value is dropped.
 async fn occupy(gateway: &Gateway) -> Raw {
     let mut client = Raw::connect(gateway.listen).await;
     client.write(&endless("the first")).await;
@@ -50,22 +50,22 @@ async fn occupy(gateway: &Gateway) -> Raw {
     client
 }
 
-type Asked = JoinHandle<Result<Reply, Failure>>;
+type PendingReply = JoinHandle<Result<Reply, Failure>>;
 
-/// Sends a request that waits, as the `place`th one.
-async fn wait_in_line(gateway: &Gateway, content: &str, place: u64) -> Asked {
+/// Sends a request that waits at position `place`.
+async fn wait_in_line(gateway: &Gateway, content: &str, place: u64) -> PendingReply {
     let ask = Ask::chat(content);
-    let asked = tokio::spawn(client::try_send(gateway.listen, ask));
+    let pending = tokio::spawn(client::try_send(gateway.listen, ask));
     until_waiting(gateway, place).await;
-    asked
+    pending
 }
 
-async fn answer(asked: Asked) -> Reply {
-    let outcome = asked.await.unwrap_or_else(|error| panic!("{error}"));
+async fn answer(pending: PendingReply) -> Reply {
+    let outcome = pending.await.unwrap_or_else(|error| panic!("{error}"));
     outcome.unwrap_or_else(|failure| panic!("no answer: {failure}"))
 }
 
-/// Fails where this is not a 429 of that code that says when to come back.
+/// Fails unless this is a 429 of that code with `retry-after`.
 fn assert_turned_away(reply: &Reply, code: &str) -> String {
     let message = reply.expect_code(429, code);
     let retry_after = reply.header("retry-after").map(str::parse::<u64>);
@@ -77,9 +77,9 @@ pub async fn requests_wait_for_a_busy_decode_worker_and_are_served_in_order(prox
     let pool = one_answer_at_a_time(json!({"deadline_ms": 120_000}));
     let (fleet, gateway) = start(proxy, pool, QUICK).await;
     let first = occupy(&gateway).await;
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for (content, place) in [("the second", 1), ("the third", 2), ("the fourth", 3)] {
-        asked.push(wait_in_line(&gateway, content, place).await);
+        pending.push(wait_in_line(&gateway, content, place).await);
     }
     eventually("all three are in the queue", GENEROUS, || async {
         let waiting = gateway.metrics().await.expect("pd_router_queue_requests");
@@ -92,7 +92,7 @@ pub async fn requests_wait_for_a_busy_decode_worker_and_are_served_in_order(prox
         "who waits is not prefilled"
     );
     drop(first);
-    for reply in join_all(asked.into_iter().map(answer)).await {
+    for reply in join_all(pending.into_iter().map(answer)).await {
         reply.expect(200);
     }
     let legs = fleet.decode[0].requests().await;
@@ -135,7 +135,7 @@ pub async fn a_full_queue_and_a_wait_too_long_are_told_and_leavers_leave_nothing
     gateway.assert_comes_to_rest().await;
 }
 
-/// Bytes of prompt of each of those who wait below.
+/// Bytes of prompt of each waiting request below.
 const LARGE: usize = 2_000_000;
 
 pub async fn found_b2_bodies_of_those_who_wait_are_copied_and_read_once(proxy: Proxy) {
@@ -151,7 +151,7 @@ pub async fn found_b2_bodies_of_those_who_wait_are_copied_and_read_once(proxy: P
         until_waiting(&gateway, place).await;
         waiting.push(client);
     }
-    // Each that joins, and each that leaves, is an event at which all who wait are tried.
+    // Each arrival and each departure makes the queue try all waiting requests.
     for _ in 0..LEAVERS {
         let mut leaver = Raw::connect(gateway.listen).await;
         leaver.write(&endless("the leaver")).await;
@@ -161,7 +161,7 @@ pub async fn found_b2_bodies_of_those_who_wait_are_copied_and_read_once(proxy: P
     }
     let large = (WAITING * LARGE as u64) as f64;
     let others = 500_000.0;
-    let metrics = eventually("all bodies are told of", GENEROUS, || async {
+    let metrics = eventually("all bodies are counted", GENEROUS, || async {
         let metrics = gateway.metrics().await;
         let read = metrics.expect("pd_router_body_bytes_read_total");
         (read >= large).then_some(metrics).ok_or(read.to_string())
@@ -181,7 +181,7 @@ pub async fn the_end_of_a_prefill_lets_the_next_request_in(proxy: Proxy) {
         "queue": {"deadline_ms": 120_000},
     }});
     let (fleet, gateway) = start(proxy, pool, SLOW_PREFILL).await;
-    // Its answer goes on for ever: only the end of its prefill can let others in.
+    // The first answer never ends: only the end of its prefill admits others.
     let mut first = Raw::connect(gateway.listen).await;
     first.write(&endless(&long_prompt())).await;
     until_prefill_runs(&fleet).await;
@@ -203,7 +203,7 @@ pub async fn without_a_queue_a_busy_worker_is_told_at_once(proxy: Proxy) {
     let message = assert_turned_away(&gateway.send(Ask::chat("hello")).await, "overloaded");
     assert!(message.contains("prefill"), "{message}");
     answer(running).await.expect(200);
-    // Neither a small prompt nor its answer is too much for anybody.
+    // A small prompt and its answer are within the limit.
     gateway.send(Ask::chat("hello")).await.expect(200);
     assert_eq!(fleet.prefill_total().await.requests, 2);
     gateway.assert_comes_to_rest().await;
@@ -221,20 +221,20 @@ async fn until_prefill_runs(fleet: &Fleet) {
 }
 
 pub async fn nobody_waits_where_there_is_no_worker(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, QUICK).await;
+    let mut engines = EngineSet::with_slots(1, 1, QUICK).await;
     let pool = one_answer_at_a_time(json!({"deadline_ms": 120_000}));
-    let gateway = crew.gateway_on_one_thread(proxy, pool).await;
+    let gateway = engines.gateway_on_one_thread(proxy, pool).await;
     let reply = gateway.send(Ask::chat("hello")).await;
     reply.expect_error(503);
     assert!(reply.header("retry-after").is_some(), "{reply:?}");
 
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
     gateway.is_ready().await;
     let first = occupy(&gateway).await;
     let waits = wait_in_line(&gateway, "the second", 1).await;
-    // The only worker leaves the roster: what waited for it is told.
-    crew.dismiss(Role::Decode);
+    // The only worker is unlisted: requests that wait for it are answered.
+    engines.unlist(Role::Decode);
     answer(waits).await.expect_error(503);
     until_waiting(&gateway, 0).await;
     drop(first);

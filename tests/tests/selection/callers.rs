@@ -1,4 +1,4 @@
-//! What trusted callers may ask for beside an answer: why these workers, and only some workers.
+//! Requests of trusted callers for an explanation of the selection, and for a subset of the workers.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply, chat_body};
@@ -11,7 +11,7 @@ use crate::rig::{CHAT, Conversation, Spelling, named};
 const EXPLAIN: &str = "x-pd-router-explain";
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 
-/// Tokens of a block, unless configured otherwise.
+/// Default tokens of a block.
 const BLOCK_TOKENS: f64 = 16.0;
 
 async fn start(proxy: Proxy, trusts: bool) -> (Fleet, Gateway) {
@@ -30,12 +30,12 @@ fn number(of: &Value, name: &str) -> f64 {
     number.unwrap_or_else(|| panic!("no number {name} in {of}"))
 }
 
-/// Fails where these are not the same but for rounding.
+/// Fails unless these are equal up to rounding.
 fn assert_adds_up(sum: f64, parts: f64, terms: &Value) {
     assert!((sum - parts).abs() < 1e-6 * sum.abs().max(1.0), "{terms}");
 }
 
-/// The one explanation of a choice for this role; its candidates' terms add up, and the one picked has the least cost.
+/// The only explanation for this role; its candidates' terms add up, and the selected one has the least cost.
 fn choice(reply: &Reply, role: &str) -> Value {
     let header = reply.header(EXPLAIN);
     let header = header.unwrap_or_else(|| panic!("no explanation: {:?}", reply.headers));
@@ -86,7 +86,7 @@ pub async fn a_trusted_caller_may_ask_why_and_name_a_subset(proxy: Proxy) {
     an_answer_tells_why(&fleet, &gateway).await;
     a_query_tells_why(&gateway).await;
     a_subset_leaves_only_its_workers(&fleet, &gateway).await;
-    // A refusal tells as well, where somebody had been picked.
+    // A refusal after a selection carries the explanation too.
     for engine in &mut fleet.prefill {
         engine.kill();
     }
@@ -101,7 +101,7 @@ async fn an_answer_tells_why(fleet: &Fleet, gateway: &Gateway) {
     for turn in 0..3 {
         let ask = conversation.ask().header(EXPLAIN, "1");
         let reply = gateway.send(ask).await.expect(200);
-        conversation.hear(&reply);
+        conversation.append_reply(&reply);
         let pair = reply.pair();
         let prefill = choice(&reply, "prefill");
         assert_eq!(picked(&prefill), pair.prefill);
@@ -110,7 +110,7 @@ async fn an_answer_tells_why(fleet: &Fleet, gateway: &Gateway) {
         assert!(blocks > 30.0, "turn {turn}: {prefill}");
     }
     let reply = gateway.send(Ask::chat("hello")).await.expect(200);
-    assert_eq!(reply.header(EXPLAIN), None, "nobody asked");
+    assert_eq!(reply.header(EXPLAIN), None, "no explanation was requested");
     for engine in fleet.engines() {
         for got in engine.requests().await {
             assert!(got.values(EXPLAIN).is_empty(), "{got:?}");

@@ -9,12 +9,12 @@ use serde_json::json;
 
 use crate::rig::{CHAT, Conversation, Spelling};
 
-/// The model whose decode workers tell how many blocks they have.
+/// The model whose decode workers report their number of blocks.
 const KNOWN: &str = "known";
-/// The one whose decode workers do not.
+/// The model whose decode workers do not.
 const UNKNOWN: &str = "unknown";
 
-/// Engines of these roles, each with its model. What is listed as decode can do all: an aggregated engine.
+/// Engines of these roles, each with its model. Engines listed as decode are aggregated ones.
 const ENGINES: [(&str, Role); 5] = [
     (KNOWN, Role::Prefill),
     (KNOWN, Role::Aggregated),
@@ -52,7 +52,7 @@ impl Rig {
         Rig { engines, gateway }
     }
 
-    /// How many prompts the prefill engine of a model was sent.
+    /// Number of prompts that the model's prefill engine received.
     async fn prefills(&self, model: &str) -> u64 {
         let at = ENGINES
             .iter()
@@ -62,16 +62,16 @@ impl Rig {
         engine.state().await.requests
     }
 
-    /// Sends a conversation's next turn to a model; where it was answered, and whether it was prefilled before.
-    async fn turn(&self, conversation: &mut Conversation, model: &str) -> (String, Went) {
+    /// Sends a conversation's next turn to a model; returns its decode worker and its route.
+    async fn turn(&self, conversation: &mut Conversation, model: &str) -> (String, Route) {
         let before = self.prefills(model).await;
         let body = with(conversation.body(), json!({"model": model}));
         let reply = self.gateway.send(Ask::post(CHAT, body.to_string())).await;
         let reply = reply.expect(200);
-        conversation.hear(&reply);
+        conversation.append_reply(&reply);
         let prefilled = self.prefills(model).await - before;
         let decode = reply.header("x-pd-router-decode").unwrap_or_default();
-        (decode.to_owned(), went(&reply, prefilled))
+        (decode.to_owned(), route_of(&reply, prefilled))
     }
 
     async fn bypasses(&self) -> f64 {
@@ -83,18 +83,18 @@ impl Rig {
     }
 }
 
-/// Which way a request went.
+/// Workers that a request passed through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Went {
+enum Route {
     ThroughPrefill,
-    Whole,
+    DecodeOnly,
 }
 
-/// What the response says, which must be what the prefill engine saw.
-fn went(reply: &Reply, prefilled: u64) -> Went {
+/// The route by the response, which must agree with the prefill engine's count.
+fn route_of(reply: &Reply, prefilled: u64) -> Route {
     match (reply.header("x-pd-router-prefill"), prefilled) {
-        (Some(_), 1) => Went::ThroughPrefill,
-        (None, 0) => Went::Whole,
+        (Some(_), 1) => Route::ThroughPrefill,
+        (None, 0) => Route::DecodeOnly,
         other => panic!("named and prefilled: {other:?}"),
     }
 }
@@ -102,11 +102,11 @@ fn went(reply: &Reply, prefilled: u64) -> Went {
 pub async fn what_decode_holds_and_what_is_short_stays_there(proxy: Proxy) {
     let rig = Rig::start(proxy).await;
     let mut conversation = Conversation::about("rivers", Spelling::Alternating);
-    let (decode, way) = rig.turn(&mut conversation, KNOWN).await;
-    assert_eq!(way, Went::ThroughPrefill);
+    let (decode, route) = rig.turn(&mut conversation, KNOWN).await;
+    assert_eq!(route, Route::ThroughPrefill);
     for _ in 0..3 {
         let next = rig.turn(&mut conversation, KNOWN).await;
-        assert_eq!(next, (decode.clone(), Went::Whole));
+        assert_eq!(next, (decode.clone(), Route::DecodeOnly));
     }
     assert_eq!(rig.bypasses().await, 3.0);
     let at = rig
@@ -126,18 +126,18 @@ pub async fn what_decode_holds_and_what_is_short_stays_there(proxy: Proxy) {
     assert_eq!(reply.expect(200).header("x-pd-router-prefill"), None);
     assert_eq!(rig.prefills(KNOWN).await, before);
 
-    // How many blocks the other model's worker has is not known: it keeps nothing.
+    // The other model's worker reports no number of blocks: its prompts do not stay.
     let mut other = Conversation::about("lakes", Spelling::Text);
     for _ in 0..3 {
-        let (_, way) = rig.turn(&mut other, UNKNOWN).await;
-        assert_eq!(way, Went::ThroughPrefill);
+        let (_, route) = rig.turn(&mut other, UNKNOWN).await;
+        assert_eq!(route, Route::ThroughPrefill);
     }
     clients_have_no_say(&rig).await;
     assert_eq!(rig.bypasses().await, 4.0);
     rig.gateway.assert_comes_to_rest().await;
 }
 
-/// Dynamo's mark for what stays, in both places where it might be looked for.
+/// Dynamo's mark for such prompts, in both places where a router might look for it.
 async fn clients_have_no_say(rig: &Rig) {
     let long = "Tell me of the desert. ".repeat(100);
     let mark = "x-bypass-remote-prefill";
@@ -147,7 +147,7 @@ async fn clients_have_no_say(rig: &Rig) {
     let before = rig.prefills(KNOWN).await;
     let reply = rig.gateway.send(ask).await.expect(200);
     let prefilled = rig.prefills(KNOWN).await - before;
-    assert_eq!(went(&reply, prefilled), Went::ThroughPrefill);
+    assert_eq!(route_of(&reply, prefilled), Route::ThroughPrefill);
     for engine in &rig.engines {
         for got in engine.requests().await {
             assert!(got.values(mark).is_empty(), "{got:?}");

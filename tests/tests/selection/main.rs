@@ -1,4 +1,4 @@
-//! Who gets a request and when: by what it shares with earlier ones, by policy, by what its caller says, or after a wait.
+//! Selection and admission: by shared prefixes, by policy, by a caller's overrides, or after a wait.
 #![forbid(unsafe_code)]
 
 mod accounting;

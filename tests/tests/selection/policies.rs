@@ -1,4 +1,4 @@
-//! Policies by their names, and those by which gateways that never talk agree.
+//! Policies by their names, and policies by which gateways agree without communication.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use serde_json::{Value, json};
 
 use crate::rig::CHAT;
 
-/// Policies in pairs: one host has the first for prefill, the other one the second.
+/// Policies in pairs: one host uses the first for prefill, the other host the second.
 const PAIRS: [[&str; 2]; 3] = [
     ["kv", "round_robin"],
     ["random", "power_of_two"],
     ["least_loaded", "direct"],
 ];
 
-/// Those of which nothing is remembered, so that gateways agree.
+/// Policies without memory, so that gateways agree.
 const AGREEING: [&str; 2] = ["prefix_hash", "session"];
 
-/// Small fleets, each with a model of its own, and how many workers of each role it has.
+/// Small fleets, each with a model of its own, and the number of workers of each role.
 const FLEETS: [(&str, [(Role, usize); 2]); 3] = [
     ("one", [(Role::Prefill, 1), (Role::Decode, 1)]),
     ("two", [(Role::Prefill, 2), (Role::Decode, 2)]),
     ("whole", [(Role::Aggregated, 1), (Role::Prefill, 0)]),
 ];
 
-/// Several times as long as a thread takes to tell the others and they to hear it.
-const UNTIL_TOLD: Duration = Duration::from_millis(200);
+/// Several times the time of a round of the thread sync.
+const UNTIL_SHARED: Duration = Duration::from_millis(200);
 
 /// An engine, the model it serves and its id.
 type Placed = (Engine, &'static str, u64);
@@ -51,7 +51,7 @@ fn listed((engine, model, id): &Placed) -> Value {
     with(engine.listed(), json!({"model": model, "id": id}))
 }
 
-/// A chat with a model; it names workers, for the policy that picks none.
+/// A chat request for a model; it names workers, for the policy that requires it.
 fn chat(model: &str, engines: &[Placed], stream: bool) -> Ask {
     let fields = json!({"model": model, "stream": stream});
     let body = with(chat_body(&"What is new? ".repeat(20)), fields);
@@ -77,7 +77,7 @@ async fn start(proxy: Proxy, engines: &[Placed], [one, other]: [&str; 2]) -> Gat
         Proxy::Wasmtime => (one, other),
         Proxy::Envoy => (other, one),
     };
-    // Only callers who are trusted may name workers: what they name must not hide what the other policies do.
+    // Only trusted callers may name workers; for other policies such names would hide their choices.
     let trusts = [one, other].contains(&"direct");
     let pool = json!({
         "trust_clients": trusts,
@@ -134,8 +134,8 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
         start(proxy, &engines, AGREEING).await,
     ];
     serves_all(&gateways[0], &engines, AGREEING).await;
-    // The policy bounds how many a worker has at once. Until the other threads have told that theirs are done, it has them.
-    tokio::time::sleep(UNTIL_TOLD).await;
+    // The policy bounds a worker's requests: until other threads report the end of theirs, they count.
+    tokio::time::sleep(UNTIL_SHARED).await;
     let mut pairs = Vec::new();
     for number in 0..8 {
         let content = format!("Prompt number {number}. ").repeat(20);
@@ -146,7 +146,7 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
         for gateway in gateways.iter().cycle().take(8) {
             let ask = Ask::post(CHAT, body.clone()).header("x-session-id", &session);
             seen.insert(gateway.send(ask).await.expect(200).pair());
-            tokio::time::sleep(UNTIL_TOLD).await;
+            tokio::time::sleep(UNTIL_SHARED).await;
         }
         assert_eq!(seen.len(), 1, "prompt {number}: {seen:?}");
         pairs.extend(seen);

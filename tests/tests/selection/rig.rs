@@ -1,4 +1,4 @@
-//! What the tests of this suite share: conversations, workers with names, and waiting for those that wait.
+//! Helpers of this suite: conversations, workers with names, and the wait for queued requests.
 
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -7,7 +7,7 @@ pub use pd_router_e2e::conversation::{CHAT, Conversation, Spelling};
 pub use pd_router_e2e::engines::named;
 pub use pd_router_e2e::gateway::worker;
 
-/// Waits until so many requests wait.
+/// Waits until this many requests are queued.
 pub async fn until_waiting(gateway: &Gateway, count: u64) {
     eventually(&format!("{count} wait"), GENEROUS, || async {
         let status = gateway.status().await;

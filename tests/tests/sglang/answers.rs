@@ -4,14 +4,14 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{Engine, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::roster::own_loopback;
 use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::worker_document::own_loopback;
 use serde_json::json;
 use std::net::SocketAddr;
 
 use crate::rig::{CHAT, Ports, QUICK, Rig, pool};
 
-/// Sends one of each kind and checks that both legs ran.
+/// Sends one request of each kind; fails unless both legs ran.
 async fn assert_answers(rig: &Rig) {
     let completion = json!({"model": "sim", "prompt": "Once upon a time", "max_tokens": 4});
     let mut streamed = completion.clone();
@@ -50,18 +50,18 @@ pub async fn chats_and_completions_are_answered_by_both_legs(proxy: Proxy) {
 }
 
 pub async fn a_prefill_worker_is_asked_for_its_bootstrap_port(proxy: Proxy) {
-    let rig = Rig::start_with(proxy, QUICK, (2, 2), Ports::Asked, json!({})).await;
+    let rig = Rig::start_with(proxy, QUICK, (2, 2), Ports::Fetched, json!({})).await;
     assert_answers(&rig).await;
 }
 
 pub async fn a_prefill_worker_that_does_not_tell_is_pending_until_it_does(proxy: Proxy) {
     let decode = Engine::start(Role::Decode, QUICK).await;
-    // An engine finds an address, and is not there yet.
+    // An engine finds a free address, and is then killed.
     let anywhere = SocketAddr::from((own_loopback(), 0));
     let mut prefill = Engine::start_at(anywhere, Role::Prefill, QUICK).await;
     prefill.kill();
     let workers = vec![prefill.listed(), decode.listed()];
-    let config = static_config(workers, pool(Ports::Asked));
+    let config = static_config(workers, pool(Ports::Fetched));
     let gateway = Gateway::start(proxy, &config, &[]).await;
     for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
         let reply = gateway.send(ask).await;
@@ -82,7 +82,7 @@ pub async fn a_prefill_worker_that_does_not_tell_is_pending_until_it_does(proxy:
 }
 
 pub async fn decode_ends_only_after_prefill_is_known_to_be_good(proxy: Proxy) {
-    // Prefill takes half a second, and decode is done the moment that it has the blocks.
+    // Prefill takes half a second, and decode ends as soon as it has the blocks.
     let options = [
         "--dialect",
         "sglang",
@@ -102,7 +102,7 @@ pub async fn decode_ends_only_after_prefill_is_known_to_be_good(proxy: Proxy) {
             true => assert!(reply.events().len() >= 4, "{}", reply.text()),
             false => assert_eq!(reply.json()["usage"]["completion_tokens"], 4),
         }
-        // The last chunk came after prefill's answer.
+        // The last chunk comes after prefill's answer.
         eventually("prefill has answered", GENEROUS, || async {
             let state = rig.fleet.prefill_total().await;
             if state.running == 0 {

@@ -39,20 +39,20 @@ pub async fn a_prefill_that_fails_first_is_an_error(proxy: Proxy) {
     let rig = Rig::start(proxy, QUICK, (2, 1)).await;
     let prompt = "this one <|fail-prefill|>";
     assert_failed(&rig.gateway.send(Ask::chat(prompt)).await);
-    // Of a stream the client may have the head already; then there is nothing left but to break it off.
+    // The client may have a stream's head already; then the gateway breaks the connection.
     match rig.gateway.try_send(Ask::chat_stream(prompt)).await {
         Ok(reply) => assert_failed(&reply),
         Err(Failure::BreaksOff(_) | Failure::NoAnswer(_)) => {}
         Err(failure) => panic!("{failure}"),
     }
     rig.assert_comes_to_rest().await;
-    // A second try, where there was one, had a room of its own.
+    // A retry has a room of its own.
     rig.assert_none_refused().await;
     rig.gateway.send(Ask::chat("hello")).await.expect(200);
     rig.assert_comes_to_rest().await;
 }
 
-/// Reads the beginning of a stream whose prefill fails, and what comes then.
+/// Reads the first event of a stream whose prefill fails, and returns the rest.
 async fn torn_stream(rig: &Rig, tokens: u64) -> String {
     let mut client = Raw::connect(rig.gateway.listen).await;
     let body = streamed("this one <|fail-prefill-late|>", tokens);
@@ -69,7 +69,7 @@ fn assert_torn(text: &str) {
 
 pub async fn a_prefill_that_fails_under_a_stream_ends_it_without_done(proxy: Proxy) {
     let rig = Rig::start(proxy, &SLOW_DECODE, (1, 1)).await;
-    // A minute of tokens: it does not end by itself.
+    // A minute of tokens: the stream does not end by itself.
     assert_torn(&torn_stream(&rig, 3000).await);
     rig.assert_comes_to_rest().await;
     rig.gateway.send(Ask::chat("hello")).await.expect(200);
@@ -78,7 +78,7 @@ pub async fn a_prefill_that_fails_under_a_stream_ends_it_without_done(proxy: Pro
 }
 
 pub async fn a_prefill_that_fails_after_a_short_stream_ends_it_without_done(proxy: Proxy) {
-    // Decode is through long before prefill says that it failed.
+    // Decode ends long before prefill reports its failure.
     let rig = Rig::start(proxy, &SLOW_DECODE, (1, 1)).await;
     assert_torn(&torn_stream(&rig, 3).await);
     rig.assert_comes_to_rest().await;
@@ -140,7 +140,7 @@ pub async fn a_client_that_leaves_during_decode_stops_it(proxy: Proxy) {
     rig.assert_none_refused().await;
 }
 
-/// A recovery tells the prefill worker to drop the request: the answer to that call is expected.
+/// A recovery makes the prefill worker drop the request: the answer to that call is expected.
 pub async fn found_c10_what_a_recovery_calls_off_is_known_when_it_is_answered(proxy: Proxy) {
     let mut rig = Rig::start(proxy, QUICK, (2, 2)).await;
     let fails = json!({"kind": "status", "status": 500, "leg": "decode"});

@@ -1,4 +1,4 @@
-//! SGLang engines, and the two ways to know their bootstrap ports.
+//! SGLang engines, and the two sources of their bootstrap ports.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engines::{Engine, Fleet, static_config, with};
@@ -10,13 +10,13 @@ pub const CHAT: &str = "/v1/chat/completions";
 
 pub const QUICK: &[&str] = &["--dialect", "sglang", "--speedup", "50"];
 
-/// How the gateway knows of bootstrap ports.
+/// Source of the bootstrap ports.
 #[derive(Clone, Copy, Debug)]
 pub enum Ports {
     /// From the list of workers.
     Listed,
     /// From the workers.
-    Asked,
+    Fetched,
 }
 
 pub struct Rig {
@@ -67,7 +67,7 @@ impl Rig {
         self.gateway.assert_comes_to_rest().await;
     }
 
-    /// Fails where any engine refused a leg.
+    /// Fails if any engine refused a leg.
     pub async fn assert_none_refused(&self) {
         for engine in self.fleet.engines() {
             let state = engine.state().await;
@@ -78,9 +78,9 @@ impl Rig {
 
 pub fn pool(ports: Ports) -> Value {
     let bootstrap = match ports {
-        // Nobody listens at the default, so every worker's own must be used.
+        // No server listens on the default port, so every worker's own must be used.
         Ports::Listed => json!({"port": 1}),
-        Ports::Asked => json!("ask"),
+        Ports::Fetched => json!("ask"),
     };
     json!({"protocol": "sglang", "bootstrap": bootstrap, "trust_clients": true})
 }

@@ -1,4 +1,4 @@
-//! Rooms: never used twice, of the right rank, and the same on both legs.
+//! Rooms: never reused, of the right rank, and the same on both legs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,35 +10,38 @@ use serde_json::{Value, json};
 
 use crate::rig::{Ports, QUICK, Rig};
 
-/// An engine remembers its last 64 requests; a batch is less.
+/// Requests per batch: an engine remembers its last 64.
 const BATCH: usize = 50;
 
 const RANKS: u64 = 4;
 
-/// The three fields that make two legs meet.
+/// The three fields by which two legs meet.
 #[derive(Clone, Debug, PartialEq)]
-struct Meeting {
+struct BootstrapFields {
     host: String,
     port: u64,
     room: u64,
 }
 
-fn meeting(body: &Value) -> Meeting {
+fn bootstrap_fields(body: &Value) -> BootstrapFields {
     let number = |name: &str| {
         let value = body[name].as_u64();
         value.unwrap_or_else(|| panic!("{name} is no whole number in {body}"))
     };
     let host = body["bootstrap_host"].as_str();
     let host = host.unwrap_or_else(|| panic!("no bootstrap_host in {body}"));
-    Meeting {
+    BootstrapFields {
         host: host.to_owned(),
         port: number("bootstrap_port"),
         room: number("bootstrap_room"),
     }
 }
 
-/// What each prompt's legs say, by prompt.
-async fn meetings(engines: &[Engine], prompts: &BTreeSet<String>) -> BTreeMap<String, Meeting> {
+/// The fields of each prompt's leg, by prompt.
+async fn bootstrap_fields_by_prompt(
+    engines: &[Engine],
+    prompts: &BTreeSet<String>,
+) -> BTreeMap<String, BootstrapFields> {
     let mut all = BTreeMap::new();
     for engine in engines {
         for got in engine.requests().await {
@@ -47,14 +50,14 @@ async fn meetings(engines: &[Engine], prompts: &BTreeSet<String>) -> BTreeMap<St
             if !prompts.contains(prompt) {
                 continue;
             }
-            let other = all.insert(prompt.to_owned(), meeting(&body));
+            let other = all.insert(prompt.to_owned(), bootstrap_fields(&body));
             assert!(other.is_none(), "two legs of one role for {prompt}");
         }
     }
     all
 }
 
-/// Asks for this many answers in batches; gives the rooms, which both legs must agree on.
+/// Sends this many requests in batches; returns the rooms, which both legs must share.
 async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u64> {
     let mut rooms = Vec::new();
     let ports: BTreeSet<u64> = rig
@@ -68,22 +71,22 @@ async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> 
         let prompts: BTreeSet<String> = (0..BATCH)
             .map(|number| format!("{topic} {batch}/{number}"))
             .collect();
-        // Connections of their own spread over both threads.
-        let asked = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
-        for reply in join_all(asked).await {
+        // Separate connections spread over both threads.
+        let replies = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
+        for reply in join_all(replies).await {
             reply.expect(200);
         }
         rig.assert_comes_to_rest().await;
-        let prefill = meetings(&rig.fleet.prefill, &prompts).await;
-        let decode = meetings(&rig.fleet.decode, &prompts).await;
+        let prefill = bootstrap_fields_by_prompt(&rig.fleet.prefill, &prompts).await;
+        let decode = bootstrap_fields_by_prompt(&rig.fleet.decode, &prompts).await;
         assert_eq!(prefill.len(), BATCH, "every request has its prefill leg");
         assert_eq!(prefill, decode, "prefill's legs, then decode's");
-        for meeting in prefill.values() {
-            assert_eq!(meeting.host, "127.0.0.1");
-            assert!(ports.contains(&meeting.port), "{meeting:?} of {ports:?}");
+        for fields in prefill.values() {
+            assert_eq!(fields.host, "127.0.0.1");
+            assert!(ports.contains(&fields.port), "{fields:?} of {ports:?}");
             let largest = i64::MAX.unsigned_abs();
-            assert!(meeting.room <= largest, "{meeting:?}");
-            rooms.push(meeting.room);
+            assert!(fields.room <= largest, "{fields:?}");
+            rooms.push(fields.room);
         }
     }
     rooms
@@ -120,7 +123,7 @@ pub async fn a_pinned_rank_has_rooms_of_its_own(proxy: Proxy) {
         let pinned = |prompt: &str| {
             Ask::chat(prompt)
                 .header("x-prefill-dp-rank", &rank.to_string())
-                // Decode's own rank is kept apart.
+                // Decode's own rank has another header.
                 .header("x-dp-rank", &other.to_string())
         };
         let topic = format!("question for {rank}");

@@ -1,4 +1,4 @@
-//! Workers that come, go and come back as somebody else, with traffic flowing, in both hosts.
+//! Workers that join, leave and come back with a new identity, under traffic, in both hosts.
 #![forbid(unsafe_code)]
 
 mod meeting;

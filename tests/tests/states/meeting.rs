@@ -1,10 +1,10 @@
-//! How prefill and decode meet, from an empty fleet: what each state answers, and what it says of its readiness.
+//! The meeting of prefill and decode, from an empty fleet: the answers and the readiness in each state.
 
 use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{FAST, MODEL, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 
 const CLIENTS: usize = 8;
 
-/// What the gateway should say, everywhere that it says something.
+/// The expected state on all of the gateway's pages.
 #[derive(Clone, Copy, Debug)]
 enum Expected<'a> {
-    /// Nobody is there: a chat gets this code, or one for a model that nobody knows.
-    Nobody,
-    /// One role is there, and a chat gets one of these codes.
+    /// No worker is present: a chat gets this code, or that of an unknown model.
+    NoWorkers,
+    /// One role is present, and a chat gets one of these codes.
     Waiting { present: Role, codes: &'a [&'a str] },
-    /// Both are there.
+    /// Both roles are present.
     Serving,
 }
 
@@ -36,7 +36,7 @@ fn check(right: bool, what: &str, reply: &Reply) -> Result<(), String> {
     Err(format!("{what}: {} {}", reply.status, reply.text()))
 }
 
-/// Waits until the gateway says everywhere what it should. Every page is asked a few times: two threads answer them.
+/// Waits until all pages show the expected state. Each page is fetched several times: two threads answer.
 async fn until(gateway: &Gateway, expected: Expected<'_>) {
     eventually(&format!("{expected:?}"), GENEROUS, || async {
         for _ in 0..4 {
@@ -77,7 +77,7 @@ fn check_models(reply: &Reply, expected: Expected) -> Result<(), String> {
 
 fn check_model(reply: &Reply, expected: Expected) -> Result<(), String> {
     let what = "the model's readiness";
-    if matches!(expected, Expected::Nobody) {
+    if matches!(expected, Expected::NoWorkers) {
         return check(matches!(reply.status, 404 | 503), what, reply);
     }
     let serving = matches!(expected, Expected::Serving);
@@ -94,7 +94,7 @@ fn check_model(reply: &Reply, expected: Expected) -> Result<(), String> {
     check(right, what, reply)
 }
 
-/// The roles that one namespace says are present.
+/// The roles that one namespace lists as present.
 fn roles(namespace: &Value) -> BTreeSet<String> {
     let present = namespace["present"].as_array().cloned().unwrap_or_default();
     let names = present.iter().filter_map(Value::as_str);
@@ -114,7 +114,7 @@ fn check_chat(reply: &Reply, expected: Expected) -> Result<(), String> {
             "no_fleet",
         ],
     };
-    if matches!(expected, Expected::Nobody) && reply.status == 404 {
+    if matches!(expected, Expected::NoWorkers) && reply.status == 404 {
         return Ok(());
     }
     check(reply.status == 503, "a chat", reply)?;
@@ -134,11 +134,11 @@ const NO_DECODE: Expected = Expected::Waiting {
     codes: &["no_decode_worker"],
 };
 
-/// Every answer went through one hand-off, and no decode engine was sent anything without.
-async fn judge(crew: &Crew, gateway: &mut Gateway, traffic: Traffic, processes: &[u32]) {
+/// Fails unless every answer went through one hand-off and no decode engine got a request without one.
+async fn judge(engines: &EngineSet, gateway: &mut Gateway, traffic: Traffic, processes: &[u32]) {
     let tally = traffic.stop().await;
-    let prefill = crew.total(Role::Prefill).await;
-    let decode = crew.total(Role::Decode).await;
+    let prefill = engines.total(Role::Prefill).await;
+    let decode = engines.total(Role::Decode).await;
     let seen = format!("{tally:?}\nprefill: {prefill:?}\ndecode: {decode:?}");
     assert!(tally.answered > 0, "{seen}");
     assert_eq!(decode.refused(), 0, "{seen}");
@@ -148,55 +148,59 @@ async fn judge(crew: &Crew, gateway: &mut Gateway, traffic: Traffic, processes: 
 }
 
 pub async fn decode_comes_first_and_leaves_and_returns_and_then_prefill_comes(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, FAST).await;
-    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(2, 2, FAST).await;
+    let mut gateway = engines.gateway(proxy, json!({})).await;
     let processes = gateway.processes();
-    until(&gateway, Expected::Nobody).await;
+    until(&gateway, Expected::NoWorkers).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     for _ in 0..count(2, 5) {
-        crew.bring(Role::Decode).await;
+        engines.start_and_list(Role::Decode).await;
         until(&gateway, NO_PREFILL).await;
-        crew.remove(Role::Decode).await;
-        until(&gateway, Expected::Nobody).await;
-        crew.bring(Role::Decode).await;
+        engines.remove(Role::Decode).await;
+        until(&gateway, Expected::NoWorkers).await;
+        engines.start_and_list(Role::Decode).await;
         until(&gateway, NO_PREFILL).await;
-        let untouched = crew.total(Role::Decode).await;
+        let untouched = engines.total(Role::Decode).await;
         assert_eq!(untouched.refused(), 0, "{untouched:?}");
-        crew.bring(Role::Prefill).await;
+        engines.start_and_list(Role::Prefill).await;
         until(&gateway, Expected::Serving).await;
-        traffic.until_answered_by(&crew.names(Role::Decode)).await;
-        crew.remove(Role::Prefill).await;
+        traffic
+            .until_answered_by(&engines.names(Role::Decode))
+            .await;
+        engines.remove(Role::Prefill).await;
         until(&gateway, NO_PREFILL).await;
-        crew.remove(Role::Decode).await;
-        until(&gateway, Expected::Nobody).await;
+        engines.remove(Role::Decode).await;
+        until(&gateway, Expected::NoWorkers).await;
     }
-    judge(&crew, &mut gateway, traffic, &processes).await;
+    judge(&engines, &mut gateway, traffic, &processes).await;
     let metrics = gateway.metrics().await;
     let transitions = metrics.expect("pd_router_transitions_total");
-    // Each of at least six steps is one.
+    // A round has at least six transitions.
     assert!(transitions >= 6.0 * count(2, 5) as f64, "{transitions}");
 }
 
 pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 2, FAST).await;
-    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 2, FAST).await;
+    let mut gateway = engines.gateway(proxy, json!({})).await;
     let processes = gateway.processes();
-    until(&gateway, Expected::Nobody).await;
+    until(&gateway, Expected::NoWorkers).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
-    crew.bring(Role::Prefill).await;
+    engines.start_and_list(Role::Prefill).await;
     until(&gateway, NO_DECODE).await;
-    let state = crew.total(Role::Prefill).await;
+    let state = engines.total(Role::Prefill).await;
     assert_eq!(state.requests, 0, "nothing to prefill for: {state:?}");
-    crew.bring(Role::Decode).await;
+    engines.start_and_list(Role::Decode).await;
     until(&gateway, Expected::Serving).await;
-    traffic.until_answered_by(&crew.names(Role::Decode)).await;
-    judge(&crew, &mut gateway, traffic, &processes).await;
+    traffic
+        .until_answered_by(&engines.names(Role::Decode))
+        .await;
+    judge(&engines, &mut gateway, traffic, &processes).await;
     let metrics = gateway.metrics().await;
     let active = metrics.sum_where("pd_router_places", &[("state", "active")]);
     assert_eq!(active, Some(1.0), "one model in one namespace");
-    // Nobody ever left, so each answer has one prefill, and each prefill its answer.
-    let prefill = crew.total(Role::Prefill).await;
-    let decode = crew.total(Role::Decode).await;
+    // No worker ever left, so each answer has one prefill, and each prefill its answer.
+    let prefill = engines.total(Role::Prefill).await;
+    let decode = engines.total(Role::Decode).await;
     let counts = [
         prefill.requests,
         prefill.handoffs_issued,
@@ -207,10 +211,10 @@ pub async fn prefill_comes_first_and_then_decode(proxy: Proxy) {
 }
 
 pub async fn a_roster_that_cannot_be_read_changes_nothing(proxy: Proxy) {
-    let mut crew = Crew::hire(1, 1, FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(1, 1, FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, json!({})).await;
     until(&gateway, Expected::Serving).await;
     for page in [
         "",
@@ -219,11 +223,11 @@ pub async fn a_roster_that_cannot_be_read_changes_nothing(proxy: Proxy) {
         r#"{"workers": 7}"#,
         r#"{"workers": [{"address": 3}]}"#,
     ] {
-        crew.roster.say(page);
-        // The page has been read when it has been asked for once more.
-        crew.roster.until_asked(3).await;
+        engines.document.publish_text(page);
+        // A page has certainly been read when further polls have come.
+        engines.document.until_polled(3).await;
         gateway.send(Ask::chat("hello")).await.expect(200);
     }
-    crew.remove(Role::Prefill).await;
+    engines.remove(Role::Prefill).await;
     until(&gateway, NO_PREFILL).await;
 }

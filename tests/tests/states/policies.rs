@@ -1,8 +1,8 @@
-//! What happens without prefill, and after a prefill that failed: as the pool's policies say.
+//! Requests without prefill workers, and requests whose prefill fails, under the pool's policies.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Engine, FAST, Fleet, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const CLIENTS: usize = 8;
 
-/// A prompt whose prefill fails after it was computed.
+/// A prompt whose prefill fails after its computation.
 const FAILS: &str = "this one <|fail-prefill|>";
 
 fn whole_requests() -> Value {
@@ -32,12 +32,12 @@ async fn until_answered(gateway: &Gateway) {
     .await;
 }
 
-/// Waits until both threads say that there is no prefill worker, to clients and of themselves.
+/// Waits until both threads report to clients and on their pages that there is no prefill worker.
 async fn until_not_activated(gateway: &Gateway) {
     eventually("prefill is not activated", GENEROUS, || async {
         for _ in 0..8 {
             let reply = chat(gateway).await?;
-            // Before the gateway knows, it tries workers that are dead.
+            // A thread that does not know yet tries dead workers.
             if reply.status != 503 || reply.json()["error"]["code"] != "prefill_not_activated" {
                 return Err(format!("{}: {}", reply.status, reply.text()));
             }
@@ -69,20 +69,20 @@ async fn fallbacks(gateway: &Gateway, reason: &str) -> f64 {
 
 pub async fn prefill_gone_and_back_where_decode_runs_whole_requests(proxy: Proxy) {
     let roles = (Role::Prefill, Role::Aggregated);
-    let mut crew = Crew::hire_as(roles, (1, 2), FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let mut gateway = crew.gateway(proxy, whole_requests()).await;
+    let mut engines = EngineSet::with_roles(roles, (1, 2), FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let mut gateway = engines.gateway(proxy, whole_requests()).await;
     let processes = gateway.processes();
     gateway.answers().await;
-    assert_eq!(crew.total(Role::Decode).await.requests_by_leg.whole, 0);
+    assert_eq!(engines.total(Role::Decode).await.requests_by_leg.whole, 0);
     assert_eq!(fallbacks(&gateway, "prefill_absent").await, 0.0);
 
     let traffic = Traffic::start(gateway.listen, CLIENTS);
-    crew.remove(Role::Prefill).await;
-    // The decode engines say what they are sent.
+    engines.remove(Role::Prefill).await;
+    // The decode engines count their requests by kind.
     eventually("decode runs whole requests", GENEROUS, || async {
-        let state = crew.total(Role::Decode).await;
+        let state = engines.total(Role::Decode).await;
         if state.requests_by_leg.whole > 20 {
             return Ok(());
         }
@@ -96,9 +96,9 @@ pub async fn prefill_gone_and_back_where_decode_runs_whole_requests(proxy: Proxy
         .expect(200);
     assert!(fallbacks(&gateway, "prefill_absent").await > 0.0);
 
-    crew.bring(Role::Prefill).await;
+    engines.start_and_list(Role::Prefill).await;
     eventually("prefill is used again", GENEROUS, || async {
-        let state = crew.prefill[0].engine().state().await;
+        let state = engines.prefill[0].engine().state().await;
         if state.answered > 0 {
             return Ok(());
         }
@@ -106,18 +106,18 @@ pub async fn prefill_gone_and_back_where_decode_runs_whole_requests(proxy: Proxy
     })
     .await;
     let tally = traffic.stop().await;
-    // Once both threads know, no request is run whole any more.
-    until_disaggregated(&crew, &gateway).await;
-    let decode = crew.total(Role::Decode).await;
+    // Once both threads know, no request runs aggregated any more.
+    until_disaggregated(&engines, &gateway).await;
+    let decode = engines.total(Role::Decode).await;
     assert_eq!(decode.refused(), 0, "{decode:?}");
     assert!(decode.answered >= tally.answered, "{tally:?} {decode:?}");
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
 
-async fn until_disaggregated(crew: &Crew, gateway: &Gateway) {
+async fn until_disaggregated(engines: &EngineSet, gateway: &Gateway) {
     eventually("all are disaggregated", GENEROUS, || async {
-        let before = crew.total(Role::Decode).await.requests_by_leg;
+        let before = engines.total(Role::Decode).await.requests_by_leg;
         for _ in 0..8 {
             let reply = gateway.try_send(Ask::chat("hello")).await;
             let reply = reply.map_err(|failure| failure.to_string())?;
@@ -125,7 +125,7 @@ async fn until_disaggregated(crew: &Crew, gateway: &Gateway) {
                 return Err(format!("{}: {}", reply.status, reply.text()));
             }
         }
-        let after = crew.total(Role::Decode).await.requests_by_leg;
+        let after = engines.total(Role::Decode).await.requests_by_leg;
         if after.whole == before.whole && after.decode == before.decode + 8 {
             return Ok(());
         }
@@ -134,25 +134,27 @@ async fn until_disaggregated(crew: &Crew, gateway: &Gateway) {
     .await;
 }
 
-/// Prefill goes and comes back; meanwhile requests fail, and decode is sent nothing.
+/// Prefill leaves and comes back; meanwhile requests fail, and decode gets none.
 async fn fails_without_prefill(proxy: Proxy, decode: Role, pool: Value) {
-    let mut crew = Crew::hire_as((Role::Prefill, decode), (2, 2), FAST).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let mut gateway = crew.gateway(proxy, pool).await;
+    let mut engines = EngineSet::with_roles((Role::Prefill, decode), (2, 2), FAST).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let mut gateway = engines.gateway(proxy, pool).await;
     let processes = gateway.processes();
     until_answered(&gateway).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
     for _ in 0..2 {
-        crew.remove(Role::Prefill).await;
+        engines.remove(Role::Prefill).await;
         until_not_activated(&gateway).await;
         traffic.until_put_off().await;
-        crew.bring(Role::Prefill).await;
+        engines.start_and_list(Role::Prefill).await;
         until_answered(&gateway).await;
-        traffic.until_answered_by(&crew.names(Role::Decode)).await;
+        traffic
+            .until_answered_by(&engines.names(Role::Decode))
+            .await;
     }
     let tally = traffic.stop().await;
-    let state = crew.total(Role::Decode).await;
+    let state = engines.total(Role::Decode).await;
     assert_eq!(state.refused(), 0, "{tally:?} {state:?}");
     assert_eq!(state.requests_by_leg.whole, 0, "{tally:?} {state:?}");
     assert_eq!(fallbacks(&gateway, "prefill_absent").await, 0.0);
@@ -208,7 +210,7 @@ pub async fn a_failed_prefill_fails_at_once_where_configured(proxy: Proxy) {
     gateway.assert_comes_to_rest().await;
 }
 
-/// Two prefill engines and one that runs whole requests, listed as decode.
+/// Two prefill engines, and an aggregated one listed as decode.
 async fn with_whole_decode(proxy: Proxy, pool: Value) -> (Fleet, Gateway) {
     let fleet = Fleet::start_with_aggregated(2, 0, 1, FAST).await;
     let listed = |engine: &Engine| {

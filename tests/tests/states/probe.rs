@@ -1,11 +1,11 @@
-//! A health probe without mercy: a decode worker that does not answer it in time while it is busy is killed and started again.
+//! A health probe without patience: a decode worker that is too busy to answer it in time is killed and restarted.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Failure, Reply, try_send};
-use pd_router_e2e::crew::Crew;
+use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Engine, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
@@ -20,42 +20,46 @@ const SLOW_DECODE: [&str; 4] = ["--token-ms", "50", "--prefill-rate", "80000"];
 
 const CLIENTS: usize = 4;
 
-/// Requests at once, beside the clients that always ask.
+/// Concurrent requests, beside the clients in a loop.
 const BURST: usize = 24;
 
-/// A busy engine takes longer than that over its health.
+/// Limit of a probe: a busy engine takes longer to answer.
 const PROBE_LIMIT: Duration = Duration::from_millis(200);
 const BUSY_HEALTH_MS: u64 = 10_000;
 
 pub async fn a_health_probe_kills_busy_decode_workers_under_bursts(proxy: Proxy) {
-    let mut crew = Crew::hire(2, 2, &SLOW_DECODE).await;
-    crew.bring(Role::Prefill).await;
-    crew.bring(Role::Decode).await;
-    let mut gateway = crew.gateway(proxy, json!({})).await;
+    let mut engines = EngineSet::with_slots(2, 2, &SLOW_DECODE).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let mut gateway = engines.gateway(proxy, json!({})).await;
     gateway.answers().await;
     let processes = gateway.processes();
-    let before = crew.total(Role::Prefill).await;
+    let before = engines.total(Role::Prefill).await;
     let traffic = Traffic::start(gateway.listen, CLIENTS);
-    traffic.until_answered_by(&crew.names(Role::Decode)).await;
-    let mut asked = 0;
+    traffic
+        .until_answered_by(&engines.names(Role::Decode))
+        .await;
+    let mut sent = 0;
     for _ in 0..count(1, 3) {
         let probed = async {
-            for at in 0..crew.decode.len() {
-                until_busy(crew.decode[at].engine()).await;
-                probe(&mut crew, at).await;
+            for at in 0..engines.decode.len() {
+                until_busy(engines.decode[at].engine()).await;
+                probe(&mut engines, at).await;
             }
         };
         let (replies, ()) = tokio::join!(burst(&gateway), probed);
-        asked += replies.len() as u64;
+        sent += replies.len() as u64;
         for reply in replies {
             assert_fit(&reply);
         }
-        traffic.until_answered_by(&crew.names(Role::Decode)).await;
+        traffic
+            .until_answered_by(&engines.names(Role::Decode))
+            .await;
     }
     let mut tally = traffic.stop().await;
-    tally.asked += asked;
-    judge(&crew, &tally).await;
-    judge_prefills(&crew, &gateway, &tally, &before).await;
+    tally.sent += sent;
+    judge(&engines, &tally).await;
+    judge_prefills(&engines, &gateway, &tally, &before).await;
     gateway.assert_comes_to_rest().await;
     gateway.assert_never_restarted(&processes);
 }
@@ -71,7 +75,7 @@ async fn burst(gateway: &Gateway) -> Vec<Result<Reply, Failure>> {
     join_all((0..BURST).map(one)).await
 }
 
-/// Answered, put off, or torn by the death of its worker.
+/// Fails unless the request was answered, put off, or torn by the death of its worker.
 fn assert_fit(reply: &Result<Reply, Failure>) {
     match reply {
         Ok(reply) if reply.status == 200 => {
@@ -88,7 +92,7 @@ fn assert_fit(reply: &Result<Reply, Failure>) {
     }
 }
 
-/// Waits until the engine works, and lets it neglect its health.
+/// Waits until the engine is busy, and makes its health check late.
 async fn until_busy(engine: &Engine) {
     eventually("the engine is busy", GENEROUS, || async {
         let state = engine.state().await;
@@ -103,14 +107,14 @@ async fn until_busy(engine: &Engine) {
         .await;
 }
 
-/// Asks for its health and does what such probes do.
-async fn probe(crew: &mut Crew, at: usize) {
-    let health = try_send(crew.decode[at].address, Ask::get("/health"));
+/// Probes the engine's health and restarts it, as an orchestrator does.
+async fn probe(engines: &mut EngineSet, at: usize) {
+    let health = try_send(engines.decode[at].address, Ask::get("/health"));
     let healthy =
         matches!(timeout(PROBE_LIMIT, health).await, Ok(Ok(reply)) if reply.status == 200);
     assert!(!healthy, "the engine was to look dead");
-    crew.decode[at].kill().await;
-    crew.dismiss_one(Role::Decode, at);
-    crew.decode[at].start().await;
-    crew.list_one(Role::Decode, at);
+    engines.decode[at].kill().await;
+    engines.unlist_one(Role::Decode, at);
+    engines.decode[at].start().await;
+    engines.list_one(Role::Decode, at);
 }

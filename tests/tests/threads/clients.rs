@@ -1,4 +1,4 @@
-//! Clients of one thread that never stop asking, and what they were answered.
+//! Clients of one thread in a loop, and the outcomes of their requests.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,19 @@ use pd_router_e2e::wait::{GENEROUS, eventually};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Between two requests of one client.
+/// Pause between two requests of one client.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Clients of one thread, half of which ask for streams.
 pub struct Clients {
     stop: Arc<AtomicBool>,
-    // How often each outcome was seen: a status, or what went wrong.
+    // Number of requests by outcome: a status, or an error.
     seen: Arc<Mutex<BTreeMap<String, u64>>>,
     clients: Vec<JoinHandle<()>>,
 }
 
 impl Clients {
-    /// Starts so many that ask so.
+    /// Starts this many clients with this kind of request.
     pub fn start(thread: &Thread, count: usize, ask: impl Fn(Ask) -> Ask) -> Clients {
         let mut clients = Clients {
             stop: Arc::default(),
@@ -50,13 +50,13 @@ impl Clients {
         clients
     }
 
-    /// What was seen so far.
+    /// The outcomes so far.
     pub fn seen(&self) -> BTreeMap<String, u64> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.clone()
     }
 
-    /// Waits until so many requests more have been answered well.
+    /// Waits until this many further requests have been answered with 200.
     pub async fn until_answered(&self, more: u64) {
         let answered = || self.seen().get("200").copied().unwrap_or_default();
         let before = answered();
@@ -69,7 +69,7 @@ impl Clients {
         .await;
     }
 
-    /// Waits until an outcome has been seen that is no good answer.
+    /// Waits until an outcome other than 200 has been seen.
     pub async fn until_something_else(&self) {
         eventually("not every request is answered well", GENEROUS, || async {
             let seen = self.seen();
@@ -81,7 +81,7 @@ impl Clients {
         .await;
     }
 
-    /// Lets every client finish its request and says what they saw.
+    /// Lets every client finish its request and returns the outcomes.
     pub async fn stop(mut self) -> BTreeMap<String, u64> {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients.drain(..) {
@@ -92,7 +92,7 @@ impl Clients {
         self.seen()
     }
 
-    /// The same, where every answer was a good one.
+    /// The same; fails unless every outcome was 200.
     pub async fn stop_untouched(self) {
         let seen = self.stop().await;
         assert!(seen.contains_key("200") && seen.len() == 1, "{seen:?}");
@@ -123,7 +123,7 @@ async fn client(
     }
 }
 
-/// The status of a whole answer; else what went wrong.
+/// The status of a complete answer, or the error.
 fn name(outcome: Result<Reply, Failure>) -> String {
     let reply = match outcome {
         Ok(reply) => reply,

@@ -1,4 +1,4 @@
-//! What one thread has decided is known to all: a conversation stays where its beginning is held.
+//! Decisions of one thread reach all threads: a conversation stays on the worker that holds its prefix.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use pd_router_e2e::engines::FAST;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::scene::Scene;
+use crate::rig::Rig;
 
 const TURNS: usize = 10;
 const PREFILLS: usize = 4;
 
-/// Nobody reads an answer and asks the next thing in less. Some ticks in which threads hear of each other.
+/// Pause of a reader between two turns: several ticks of the thread sync.
 const THINKING: Duration = Duration::from_millis(250);
 
-/// The prefill workers that each conversation met. The first turn names one, another for each: so none is where a
-/// thread that knows nothing would look for all. Every turn comes over a new connection, and threads take turns or chances.
+/// The prefill workers that each conversation met. The first turn names a different worker for each, so that none is where a
+/// thread without knowledge would route all. Every turn has a new connection, to a thread in turn or at random.
 async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
-    let scene = Scene::open(proxy, (PREFILLS, 2), FAST, sharing).await;
-    let gateway = scene.gateway.listen;
+    let rig = Rig::open(proxy, (PREFILLS, 2), FAST, sharing).await;
+    let gateway = rig.gateway.listen;
     let mut conversations: Vec<Conversation> = (0..PREFILLS)
         .map(|at| Conversation::about(&format!("part {at}"), Spelling::Text))
         .collect();
@@ -39,12 +39,12 @@ async fn converse(proxy: Proxy, sharing: Value) -> Vec<BTreeSet<String>> {
             };
             seen[at].insert(reply.pair().prefill);
         }
-        // Where connections are dealt out in turn, no conversation is to meet the same thread each time.
-        scene.gateway.send(Ask::get("/pd-router/ready")).await;
+        // An extra connection, so that connections dealt in turn do not give a conversation the same thread each time.
+        rig.gateway.send(Ask::get("/pd-router/ready")).await;
         sleep(THINKING).await;
     }
-    scene.fleet.assert_no_decode_refused().await;
-    scene.gateway.assert_comes_to_rest().await;
+    rig.fleet.assert_no_decode_refused().await;
+    rig.gateway.assert_comes_to_rest().await;
     seen
 }
 
@@ -59,8 +59,8 @@ pub async fn conversations_stick_on_whatever_thread_they_go_on(proxy: Proxy) {
 }
 
 pub async fn without_sharing_conversations_move(proxy: Proxy) {
-    // A thread that knows nothing picks one worker for all that begin so, or draws one. Either way it is the right one for
-    // four conversations at four workers in nine turns each so seldom that nobody will see it.
+    // A thread without knowledge picks one worker for the same prefix, or draws one. The chance that this is right for four
+    // conversations on four workers in nine turns each is negligible.
     let seen = converse(proxy, json!({"decisions": false})).await;
     let moved = seen.iter().filter(|seen| seen.len() > 1).count();
     assert!(moved > 0, "{seen:?}");

@@ -1,4 +1,4 @@
-//! What one thread has booked counts for all.
+//! Bookings of one thread count on all threads.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::with;
-use pd_router_e2e::threads::{Asked, Thread, endless_ask};
+use pd_router_e2e::threads::{PendingReply, Thread, endless_ask};
 use pd_router_e2e::wait::{GENEROUS, eventually, within_tries};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::scene::{SUBSET, Scene, UNHURRIED};
+use crate::rig::{Rig, SUBSET, UNHURRIED};
 
 const LONG_STREAMS: u64 = 32;
 const REQUESTS: usize = 16;
 
-/// Dozens of the ticks in which threads hear of each other.
+/// Dozens of ticks of the thread sync.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// Some twenty blocks that no other stream shares.
@@ -27,24 +27,24 @@ fn long_prompt(number: u64) -> String {
 }
 
 /// Begins the long streams on one thread, all on the first two decode workers.
-async fn load_half(scene: &Scene, thread: &Thread) -> Vec<Asked> {
-    let half = scene.only(&[0, 1]);
+async fn load_half(rig: &Rig, thread: &Thread) -> Vec<PendingReply> {
+    let half = rig.only(&[0, 1]);
     let one = |number| {
         let ask = endless_ask(&long_prompt(number)).header(SUBSET, &half);
         thread.ask(ask)
     };
-    let streams: Vec<Asked> = (0..LONG_STREAMS).map(one).collect();
+    let streams: Vec<PendingReply> = (0..LONG_STREAMS).map(one).collect();
     thread.until_decodes(LONG_STREAMS).await;
-    let counts = running(scene).await;
+    let counts = running(rig).await;
     assert_eq!(counts[0] + counts[1], LONG_STREAMS, "{counts:?}");
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
     streams
 }
 
-/// What each decode worker runs, once all streams have begun there.
-async fn running(scene: &Scene) -> Vec<u64> {
+/// Running requests of each decode worker, once all streams have begun.
+async fn running(rig: &Rig) -> Vec<u64> {
     eventually("the streams run", GENEROUS, || async {
-        let states = join_all(scene.fleet.decode.iter().map(|engine| engine.state())).await;
+        let states = join_all(rig.fleet.decode.iter().map(|engine| engine.state())).await;
         let counts: Vec<u64> = states.iter().map(|state| state.running).collect();
         match counts.iter().sum::<u64>() == LONG_STREAMS {
             true => Ok(counts),
@@ -54,7 +54,7 @@ async fn running(scene: &Scene) -> Vec<u64> {
     .await
 }
 
-/// The decode workers that so many next requests of a thread get, each sent after the one before is answered.
+/// The decode workers of a thread's next requests, each sent after the answer to the one before.
 async fn next_requests(thread: &Thread, count: usize) -> Vec<String> {
     let body = with(chat_body("hello"), json!({"max_tokens": 1})).to_string();
     let mut decodes = Vec::new();
@@ -65,18 +65,18 @@ async fn next_requests(thread: &Thread, count: usize) -> Vec<String> {
     decodes
 }
 
-/// The same of all threads but the first, at once.
-async fn next_requests_elsewhere(scene: &Scene, count: usize) -> Vec<Vec<String>> {
-    let others = scene.threads.iter().skip(1);
+/// The same on all threads but the first, concurrently.
+async fn next_requests_elsewhere(rig: &Rig, count: usize) -> Vec<Vec<String>> {
+    let others = rig.threads.iter().skip(1);
     join_all(others.map(|thread| next_requests(thread, count))).await
 }
 
-async fn leave(scene: &Scene, streams: Vec<Asked>) {
+async fn leave(rig: &Rig, streams: Vec<PendingReply>) {
     for stream in streams {
         stream.abort();
     }
-    scene.threads[0].until_decodes(0).await;
-    scene.gateway.assert_comes_to_rest().await;
+    rig.threads[0].until_decodes(0).await;
+    rig.gateway.assert_comes_to_rest().await;
 }
 
 fn is_loaded(decode: &str) -> bool {
@@ -84,53 +84,53 @@ fn is_loaded(decode: &str) -> bool {
 }
 
 pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
-    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({"load": true})).await;
-    let streams = load_half(&scene, &scene.threads[0]).await;
+    let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": true})).await;
+    let streams = load_half(&rig, &rig.threads[0]).await;
     sleep(SETTLED).await;
-    for decodes in next_requests_elsewhere(&scene, REQUESTS).await {
+    for decodes in next_requests_elsewhere(&rig, REQUESTS).await {
         assert!(
             !decodes.iter().any(|decode| is_loaded(decode)),
             "{decodes:?}"
         );
     }
-    leave(&scene, streams).await;
-    scene.fleet.assert_no_decode_refused().await;
+    leave(&rig, streams).await;
+    rig.fleet.assert_no_decode_refused().await;
 }
 
 pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Proxy) {
-    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
-    let streams = load_half(&scene, &scene.threads[0]).await;
+    let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
+    let streams = load_half(&rig, &rig.threads[0]).await;
     sleep(SETTLED).await;
-    // To each of them all four workers are idle. Forty-eight draws miss half of them once in 2^48 times.
-    let decodes = next_requests_elsewhere(&scene, REQUESTS).await.concat();
+    // Other threads see all four workers as idle. Forty-eight draws miss half of them once in 2^48 times.
+    let decodes = next_requests_elsewhere(&rig, REQUESTS).await.concat();
     assert!(
         decodes.iter().any(|decode| is_loaded(decode)),
         "{decodes:?}"
     );
-    leave(&scene, streams).await;
+    leave(&rig, streams).await;
 }
 
 pub async fn what_a_thread_lets_go_the_others_use_again(proxy: Proxy) {
-    let scene = Scene::open(proxy, (2, 4), UNHURRIED, json!({})).await;
-    let streams = load_half(&scene, &scene.threads[0]).await;
-    leave(&scene, streams).await;
+    let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({})).await;
+    let streams = load_half(&rig, &rig.threads[0]).await;
+    leave(&rig, streams).await;
     sleep(SETTLED).await;
     // Of the four that are idle one is drawn.
     let mut seen = BTreeSet::new();
     within_tries("all are used", async |_| {
-        seen.extend(next_requests_elsewhere(&scene, 1).await.concat());
+        seen.extend(next_requests_elsewhere(&rig, 1).await.concat());
         match seen.len() {
             4 => Ok(()),
             _ => Err(format!("{seen:?}")),
         }
     })
     .await;
-    assert_all_idle(&scene).await;
+    assert_all_idle(&rig).await;
 }
 
-/// No thread has anything booked, in all or with a worker.
-async fn assert_all_idle(scene: &Scene) {
-    for thread in &scene.threads {
+/// Fails if any thread has anything booked, in total or on a worker.
+async fn assert_all_idle(rig: &Rig) {
+    for thread in &rig.threads {
         eventually("a thread has nothing booked", GENEROUS, || async {
             let page = thread.status().await;
             let pool = &page["pools"][0];

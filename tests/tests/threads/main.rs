@@ -1,11 +1,11 @@
-//! Four threads: what each knows of the others' load and decisions, and what is left when one of them dies.
+//! Four threads: knowledge of each other's load and decisions, and the state after the death of one of them.
 #![forbid(unsafe_code)]
 
 mod clients;
 mod conversations;
 mod leader;
 mod load;
-mod scene;
+mod rig;
 mod serving;
 
 pd_router_e2e::on_both_hosts! {

@@ -1,4 +1,4 @@
-//! A VM that serves dies under load: its own streams are lost, and nothing else is.
+//! Death of a serving VM under load: its own streams are lost, and nothing else.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::{Fleet, Role, named, static_config, with};
-use pd_router_e2e::gateway::{Build, Gateway};
+use pd_router_e2e::gateway::{Gateway, GatewayParts};
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
-use pd_router_e2e::threads::{Asked, Thread, endless, told_apart};
+use pd_router_e2e::threads::{PendingReply, Thread, connections_by_thread, endless};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
 
 use crate::clients::Clients;
 use crate::leader::{TRAP, serves_again, until_vms_are};
-use crate::scene::{SUBSET, THREADS, UNHURRIED, VMS};
+use crate::rig::{SUBSET, THREADS, UNHURRIED, VMS};
 
 /// The thread whose VM dies.
 const VICTIM: usize = 0;
@@ -25,19 +25,19 @@ const VICTIM: usize = 0;
 /// In place of the shipped idle timeout.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The longest that a stream may sit there whose VM has died.
+/// Maximum of the shipped idle timeout, after which a stream of a dead VM ends.
 const SHIPPED_IDLE_AT_MOST: Duration = Duration::from_secs(300);
 
-/// What a busy machine may add.
+/// Allowance for a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// Tokens of a stream that flows on another thread meanwhile, 100 ms apart: longer than all that happens.
+/// Tokens of a stream on another thread, 100 ms apart: the stream outlasts the test.
 const TOKENS: u64 = 150;
 
-/// Blocks in use with which a decode worker takes no more.
+/// Blocks in use at which a decode worker counts as busy.
 const BUSY_BLOCKS: u64 = 200;
 
-/// Prefill workers: the last one hangs. Decode workers: the last one gets a prompt that keeps it busy.
+/// Prefill workers: the last one hangs. Decode workers: a long prompt keeps the last one busy.
 const HANGS: usize = 2;
 const IS_BUSY: usize = 2;
 
@@ -63,14 +63,14 @@ fn impatient_bootstrap() -> PathBuf {
     file
 }
 
-struct Theatre {
+struct Rig {
     fleet: Fleet,
     gateway: Gateway,
     threads: Vec<Thread>,
 }
 
-impl Theatre {
-    async fn open(proxy: Proxy) -> Theatre {
+impl Rig {
+    async fn open(proxy: Proxy) -> Rig {
         let fleet = Fleet::start(3, 3, UNHURRIED).await;
         let workers = [
             named(&fleet.prefill, "p", 11),
@@ -80,23 +80,23 @@ impl Theatre {
             "trust_clients": true,
             "admission": {"decode": {"blocks": BUSY_BLOCKS}, "queue": {"deadline_ms": 120_000}},
         });
-        let build = Build {
+        let build = GatewayParts {
             threads: THREADS,
             plugin: paths::trap_plugin(),
             bootstrap: impatient_bootstrap(),
         };
         let config = static_config(workers.concat(), pool);
         let gateway = Gateway::build(proxy, &build, &config, &[]).await;
-        let threads = told_apart(&gateway, THREADS.into()).await;
+        let threads = connections_by_thread(&gateway, THREADS.into()).await;
         fleet.prefill[HANGS].fault(&json!({"kind": "hang"})).await;
-        Theatre {
+        Rig {
             fleet,
             gateway,
             threads,
         }
     }
 
-    /// What leaves one, or the first two, of each role.
+    /// The subset of these workers of each role.
     fn subset(&self, prefill: &[usize], decode: &[usize]) -> String {
         let pick = |all: Vec<String>, at: &[usize]| -> Vec<String> {
             at.iter().map(|&at| all[at].clone()).collect()
@@ -111,8 +111,8 @@ impl Theatre {
         self.subset(&[0, 1], &[0, 1])
     }
 
-    /// On the thread whose VM will die: a stream that flows, one that waits its turn, two that pause for their prefill.
-    async fn occupy_the_victim(&self) -> (Vec<Asked>, Vec<Asked>) {
+    /// On the thread whose VM will die: a running stream, one that waits in the queue, two that wait for their prefill.
+    async fn occupy_the_victim(&self) -> (Vec<PendingReply>, Vec<PendingReply>) {
         let victim = &self.threads[VICTIM];
         let busy = self.subset(&[0, 1], &[IS_BUSY]);
         let hanging = self.subset(&[HANGS], &[0, 1]);
@@ -130,7 +130,7 @@ impl Theatre {
         paused.push(victim.ask(whole));
         eventually("prefills hang", GENEROUS, || async {
             let state = self.fleet.prefill[HANGS].state().await;
-            // The threads were told apart with its help, or not.
+            // Requests that identified the threads may be among the answered ones.
             match state.requests >= state.answered + 2 {
                 true => Ok(()),
                 false => Err(format!("{state:?}")),
@@ -166,8 +166,8 @@ impl Theatre {
         .await;
     }
 
-    /// A stream on each thread but the victim that ends by itself, much later.
-    fn long_answers(&self) -> Vec<Asked> {
+    /// A stream on each thread except the victim, which ends by itself, much later.
+    fn long_answers(&self) -> Vec<PendingReply> {
         let body = with(
             chat_body("a long story"),
             json!({"stream": true, "max_tokens": TOKENS}),
@@ -182,11 +182,11 @@ impl Theatre {
     }
 }
 
-/// Fails where one of these has not ended soon after its idle timeout.
-async fn assert_end_in_time(since: Instant, asked: Vec<Asked>) {
+/// Fails unless each of these ends soon after its idle timeout.
+async fn assert_end_in_time(since: Instant, pending: Vec<PendingReply>) {
     let limit = IDLE + SLACK;
-    for outcome in join_all(asked).await {
-        // How they end is up to the proxy. Whatever it says, it is no whole answer.
+    for outcome in join_all(pending).await {
+        // The proxy decides how they end, but never as a complete answer.
         let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
         if let Ok(reply) = outcome {
             assert!(!reply.text().contains("[DONE]"), "{reply:?}");
@@ -197,9 +197,9 @@ async fn assert_end_in_time(since: Instant, asked: Vec<Asked>) {
 }
 
 pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
-    let theatre = Theatre::open(proxy).await;
-    let sound = theatre.sound();
-    let mut clients: Vec<Clients> = theatre
+    let rig = Rig::open(proxy).await;
+    let sound = rig.sound();
+    let mut clients: Vec<Clients> = rig
         .threads
         .iter()
         .map(|thread| Clients::start(thread, 2, |ask| ask.header(SUBSET, &sound)))
@@ -207,22 +207,22 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
     for clients in &clients {
         clients.until_answered(2).await;
     }
-    let long_answers = theatre.long_answers();
-    let (flowing, paused) = theatre.occupy_the_victim().await;
+    let long_answers = rig.long_answers();
+    let (flowing, paused) = rig.occupy_the_victim().await;
 
     let trap = Ask::chat("the end").header(SUBSET, &sound);
     let killed = Instant::now();
-    // Whatever is said to it: its VM is gone before it could say anything.
-    let last = theatre.threads[VICTIM].try_send(trap.header(TRAP, "here"));
+    // The VM dies before it can answer this request.
+    let last = rig.threads[VICTIM].try_send(trap.header(TRAP, "here"));
     if let Ok(reply) = last.await {
         assert_ne!(reply.status, 200, "{reply:?}");
     }
     let of_victim = clients.remove(VICTIM);
     of_victim.until_something_else().await;
     assert_end_in_time(killed, flowing.into_iter().chain(paused).collect()).await;
-    // What the dead VM had booked on the prefill worker that hangs counts no more: it would be chosen first.
+    // The dead VM's bookings on the hanging prefill worker no longer count: without a subset it would be selected first.
     let hello = Ask::chat("hello").header(SUBSET, &sound);
-    serves_again(&theatre.threads[VICTIM], &hello).await;
+    serves_again(&rig.threads[VICTIM], &hello).await;
     of_victim.until_answered(4).await;
 
     for clients in clients {
@@ -234,7 +234,7 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
         let answer = answer.unwrap_or_else(|failure| panic!("{failure}"));
         answer.expect_tokens(TOKENS);
     }
-    // Beside good answers and 503, only what was under way when it died.
+    // Beside 200 and 503, only requests in flight at the VM's death have other outcomes.
     let seen = of_victim.stop().await;
     let others: u64 = seen
         .iter()
@@ -243,13 +243,13 @@ pub async fn when_a_serving_vm_dies_the_others_never_notice(proxy: Proxy) {
         .sum();
     assert!(others <= 2, "{seen:?}");
 
-    theatre.fleet.prefill[HANGS].clear_faults().await;
-    theatre.gateway.assert_comes_to_rest().await;
-    theatre.until_gauge("pd_router_queue_requests", 0.0).await;
-    until_vms_are(&theatre.gateway, VMS).await;
-    // What the dead VM had booked burdens nobody: the worker that it kept busy takes requests again, on every thread.
-    let freed = theatre.subset(&[0, 1], &[IS_BUSY]);
-    for thread in &theatre.threads {
+    rig.fleet.prefill[HANGS].clear_faults().await;
+    rig.gateway.assert_comes_to_rest().await;
+    rig.until_gauge("pd_router_queue_requests", 0.0).await;
+    until_vms_are(&rig.gateway, VMS).await;
+    // The dead VM's bookings burden no worker: the busy one takes requests again, on every thread.
+    let freed = rig.subset(&[0, 1], &[IS_BUSY]);
+    for thread in &rig.threads {
         let ask = Ask::chat("hello").header(SUBSET, &freed);
         thread.send(ask).await.expect(200);
     }

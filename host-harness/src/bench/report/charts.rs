@@ -7,7 +7,7 @@ use super::select::{
     unique,
 };
 use super::strips::{Strip, strips};
-use crate::bench::results::{Figures, Load, Loading, MemoryRow, Results, Row, TraceRow};
+use crate::bench::results::{Figures, Load, LoopKind, MemoryRow, Results, Row, TraceRow};
 use crate::plot::{Axis, Canvas, DrawError, Line, Points, Scale, figure, lines};
 
 /// Bars by contender: cost and latency of requests, at the load that all contenders share.
@@ -99,7 +99,7 @@ pub fn of_trace(rows: &[TraceRow], palette: &Palette) -> Result<String, DrawErro
 /// Lines by contender: bodies, connections, memory.
 pub fn of_lines(results: &Results, palette: &Palette) -> Result<String, DrawError> {
     let mut plots = String::new();
-    let fast = |load: &Load| load.load == Loading::Closed && !paced(load);
+    let fast = |load: &Load| load.load == LoopKind::Closed && !paced(load);
     let bodies = by_all_but(&results.rows, |load| load.body_bytes = 0);
     for (load, rows) in bodies.iter().filter(|(load, _)| fast(load)) {
         let title = format!(

@@ -4,7 +4,7 @@ mod effort;
 mod endurance;
 
 use super::numbers::short;
-use super::select::{Lack, in_words};
+use super::select::{MissingFigure, in_words};
 use crate::bench::results::{Load, Results};
 
 /// One finding of a benchmark.
@@ -63,16 +63,16 @@ pub fn in_lines(findings: &[Finding]) -> String {
 }
 
 /// A finding to be judged: number, quantity, target.
-struct Asked {
+struct FindingSpec {
     number: &'static str,
     what: String,
     target: String,
 }
 
 /// The result and its verdict, or why it is unknown.
-type Judged = Result<(String, Verdict), Lack>;
+type Judged = Result<(String, Verdict), MissingFigure>;
 
-impl Asked {
+impl FindingSpec {
     fn finding(&self, judged: Judged) -> Finding {
         let (measured, verdict) = match judged {
             Ok(judged) => judged,
@@ -97,12 +97,12 @@ impl Asked {
     ) -> Vec<Finding> {
         let judged = || each.iter().map(|one| (one, judge(one)));
         let complete: Vec<_> = judged()
-            .filter(|(_, judged)| !matches!(judged, Err(Lack::Absent(_))))
+            .filter(|(_, judged)| !matches!(judged, Err(MissingFigure::Absent(_))))
             .collect();
         match complete.len() {
             0 => {
                 let why = judged().find_map(|(_, judged)| judged.err());
-                let none = || Lack::Absent("there is no such row".to_owned());
+                let none = || MissingFigure::Absent("there is no such row".to_owned());
                 vec![self.finding(Err(why.unwrap_or_else(none)))]
             }
             1 => complete
@@ -136,9 +136,11 @@ impl Limit {
     ///
     /// # Errors
     /// When the figure is no number: its inputs are zero.
-    fn verdict(self, value: f64, unit: &str) -> Result<Verdict, Lack> {
+    fn verdict(self, value: f64, unit: &str) -> Result<Verdict, MissingFigure> {
         if !value.is_finite() {
-            return Err(Lack::Unfit("what was measured is no number".to_owned()));
+            return Err(MissingFigure::Unfit(
+                "what was measured is no number".to_owned(),
+            ));
         }
         let beyond = match self {
             Self::AtMost(most) => value - most,

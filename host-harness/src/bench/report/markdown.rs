@@ -5,7 +5,7 @@ use super::findings::{Finding, Verdict};
 use super::numbers::thousands;
 use super::select::{by_all_but, by_load, is_usual, unique};
 use super::tables::{BRIEF, Table, of_bodies, of_load, of_memory, of_trace};
-use crate::bench::results::{Loading, Results};
+use crate::bench::results::{LoopKind, Results};
 
 /// Contenders whose CPU is shown by body size.
 const BY_BODY: [&str; 5] = [BUFFER, PARSE, PARSE_TWICE, DIRECT, NIXL];
@@ -88,7 +88,7 @@ fn tables(results: &Results) -> Vec<Table> {
     let mut tables: Vec<Table> = usual.map(|group| of_load(group, &BRIEF)).collect();
     let bodies = by_all_but(&results.rows, |load| load.body_bytes = 0);
     for (load, rows) in &bodies {
-        let plain = load.load == Loading::Closed && load.connections == 16 && !load.streamed;
+        let plain = load.load == LoopKind::Closed && load.connections == 16 && !load.streamed;
         if plain {
             tables.push(of_bodies(load, rows, |name| BY_BODY.contains(&name)));
         }

@@ -1,27 +1,27 @@
 //! Owns the derivation of memory growth over many prompts.
 
 use super::numbers::thousands;
-use super::select::Lack;
+use super::select::MissingFigure;
 use crate::bench::results::MemoryRow;
 
 /// Prompts after which memory is judged, and after which it is to stay constant.
 pub const MARK: u64 = 100_000;
 
 /// Memory growth of one contender, as far as measured.
-pub struct Growth {
+pub struct MemoryGrowth {
     /// MB before the first prompt.
-    pub start: Result<f64, Lack>,
+    pub start: Result<f64, MissingFigure>,
     /// MB after [`MARK`] prompts.
-    pub at_mark: Result<f64, Lack>,
+    pub at_mark: Result<f64, MissingFigure>,
     /// The last measurement after that: prompts and MB.
-    pub end: Result<(u64, f64), Lack>,
+    pub end: Result<(u64, f64), MissingFigure>,
     /// MB per VM from the start to [`MARK`].
-    pub each_vm: Result<f64, Lack>,
+    pub each_vm: Result<f64, MissingFigure>,
     /// MB per 10,000 prompts from [`MARK`] to the end, all VMs together.
-    pub after_mark: Result<f64, Lack>,
+    pub after_mark: Result<f64, MissingFigure>,
 }
 
-impl Growth {
+impl MemoryGrowth {
     /// Growth of a row.
     pub fn of(row: &MemoryRow) -> Self {
         let (start, mark, end) = (start(row), mark(row), end(row));
@@ -43,29 +43,29 @@ impl Growth {
     }
 }
 
-fn start(row: &MemoryRow) -> Result<f64, Lack> {
+fn start(row: &MemoryRow) -> Result<f64, MissingFigure> {
     let first = row.points.first().filter(|(prompts, _)| *prompts == 0);
     first
         .map(|(_, mb)| *mb)
-        .ok_or_else(|| Lack::Absent("memory at the start was not read".to_owned()))
+        .ok_or_else(|| MissingFigure::Absent("memory at the start was not read".to_owned()))
 }
 
-fn mark(row: &MemoryRow) -> Result<(u64, f64), Lack> {
+fn mark(row: &MemoryRow) -> Result<(u64, f64), MissingFigure> {
     let mark = row.points.iter().find(|(prompts, _)| *prompts >= MARK);
     mark.copied().ok_or_else(|| {
         let sent = row.points.last().map_or(0, |(prompts, _)| *prompts);
-        Lack::Absent(format!(
+        MissingFigure::Absent(format!(
             "no more than {} prompts were sent",
             thousands(sent as f64)
         ))
     })
 }
 
-fn end(row: &MemoryRow) -> Result<(u64, f64), Lack> {
+fn end(row: &MemoryRow) -> Result<(u64, f64), MissingFigure> {
     let (at, _) = mark(row)?;
     let last = row.points.last().copied();
     last.filter(|(prompts, _)| *prompts > at).ok_or_else(|| {
-        Lack::Absent(format!(
+        MissingFigure::Absent(format!(
             "nothing was sent after {} prompts",
             thousands(at as f64)
         ))
@@ -76,8 +76,8 @@ fn end(row: &MemoryRow) -> Result<(u64, f64), Lack> {
 mod tests {
     use super::*;
 
-    fn grown(threads: u16, points: &[(u64, f64)]) -> Growth {
-        Growth::of(&MemoryRow {
+    fn grown(threads: u16, points: &[(u64, f64)]) -> MemoryGrowth {
+        MemoryGrowth::of(&MemoryRow {
             contender: "any".to_owned(),
             body_bytes: 16 * 1024,
             threads,
@@ -104,7 +104,7 @@ mod tests {
         let short = grown(1, &[(0, 50.0), (20_000, 80.0)]);
         assert_eq!(
             short.each_vm,
-            Err(Lack::Absent(
+            Err(MissingFigure::Absent(
                 "no more than 20,000 prompts were sent".to_owned()
             ))
         );
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(ended.each_vm, Ok(30.0));
         assert_eq!(
             ended.end,
-            Err(Lack::Absent(
+            Err(MissingFigure::Absent(
                 "nothing was sent after 100,000 prompts".to_owned()
             ))
         );

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::bench::results::{Figures, Load, Loading, Machine, MemoryRow, Results, Row, TraceRow};
+use crate::bench::results::{Figures, Load, LoopKind, Machine, MemoryRow, Results, Row, TraceRow};
 
 /// Contenders, each with the microseconds of a small request and per KB of body.
 const COSTS: [(&str, f64, f64); 20] = [
@@ -31,7 +31,7 @@ const COSTS: [(&str, f64, f64); 20] = [
 /// A closed loop, unstreamed answers, one thread.
 pub fn closed(kb: usize, connections: usize) -> Load {
     Load {
-        load: Loading::Closed,
+        load: LoopKind::Closed,
         rate: None,
         body_bytes: kb * 1024,
         connections,
@@ -64,7 +64,7 @@ pub fn paced(chunks: u64) -> Load {
 /// An open loop of long prompts.
 pub fn open() -> Load {
     Load {
-        load: Loading::Open,
+        load: LoopKind::Open,
         rate: Some(40.0),
         ..streamed(220, 200)
     }
@@ -152,8 +152,8 @@ fn made_up(at: usize, (contender, base, by_kb): &(&str, f64, f64), load: &Load) 
     let cpu = base + by_kb * kb + events * (3.0 + base / 100.0);
     let crowd = load.connections as f64;
     let rps = match load.load {
-        Loading::Open => 40.0,
-        Loading::Closed => 1.8e6 / cpu * crowd / (crowd + 1.5),
+        LoopKind::Open => 40.0,
+        LoopKind::Closed => 1.8e6 / cpu * crowd / (crowd + 1.5),
     };
     let p50 = crowd / rps * 1000.0;
     let refused = *contender == "smg sglang" && load.streamed;

@@ -1,7 +1,7 @@
 //! Owns the selection of rows: by contender, by load, and grouped by load.
 
 use super::numbers::{bytes, percent};
-use crate::bench::results::{Figures, Load, Loading, Row};
+use crate::bench::results::{Figures, Load, LoopKind, Row};
 
 /// Bytes per KB, as used in body sizes.
 pub const KB: usize = 1024;
@@ -16,14 +16,14 @@ pub fn answers(figures: &Figures) -> bool {
 
 /// Why a figure cannot be judged, in words.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Lack {
+pub enum MissingFigure {
     /// Not measured.
     Absent(String),
     /// Measured, but without meaning.
     Unfit(String),
 }
 
-impl Lack {
+impl MissingFigure {
     /// The text.
     pub fn words(self) -> String {
         match self {
@@ -44,15 +44,19 @@ impl Lack {
 ///
 /// # Errors
 /// When no row can be judged.
-pub fn median<'a>(rows: &'a [Row], contender: &str, load: &Load) -> Result<&'a Figures, Lack> {
+pub fn median<'a>(
+    rows: &'a [Row],
+    contender: &str,
+    load: &Load,
+) -> Result<&'a Figures, MissingFigure> {
     let mut of = rows.iter().filter(|row| row.contender == contender);
-    let absent = || Lack::Absent(format!("{contender} was not measured under this load"));
+    let absent = || MissingFigure::Absent(format!("{contender} was not measured under this load"));
     let row = of.find(|row| row.load == *load).ok_or_else(absent)?;
     if answers(&row.median) {
         return Ok(&row.median);
     }
     let answered = percent(row.median.success_rate);
-    Err(Lack::Unfit(format!(
+    Err(MissingFigure::Unfit(format!(
         "{contender} answered only {answered} of its requests"
     )))
 }
@@ -121,7 +125,7 @@ pub fn paced(load: &Load) -> bool {
 
 /// The load by which contenders are compared first: 1 KB, 16 connections, closed loop, streamed or unstreamed.
 pub fn is_usual(load: &Load) -> bool {
-    load.load == Loading::Closed && load.connections == 16 && load.body_bytes == KB && !paced(load)
+    load.load == LoopKind::Closed && load.connections == 16 && load.body_bytes == KB && !paced(load)
 }
 
 /// A load in words.
@@ -152,10 +156,10 @@ pub fn manner(load: &Load) -> String {
 /// The sending of its requests in words.
 pub fn connections(load: &Load) -> String {
     match (load.load, load.rate, load.connections) {
-        (Loading::Open, Some(rate), _) => format!("open loop, {rate} requests/s"),
-        (Loading::Open, None, _) => "open loop".to_owned(),
-        (Loading::Closed, _, 1) => "1 connection".to_owned(),
-        (Loading::Closed, _, count) => format!("{count} connections"),
+        (LoopKind::Open, Some(rate), _) => format!("open loop, {rate} requests/s"),
+        (LoopKind::Open, None, _) => "open loop".to_owned(),
+        (LoopKind::Closed, _, 1) => "1 connection".to_owned(),
+        (LoopKind::Closed, _, count) => format!("{count} connections"),
     }
 }
 

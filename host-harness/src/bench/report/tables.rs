@@ -1,9 +1,11 @@
 //! Owns the contents of the tables, independent of their format.
 
 use super::contenders::Family;
-use super::memory::{Growth, MARK};
+use super::memory::{MARK, MemoryGrowth};
 use super::numbers::{bytes, percent, ranged, short, thousands};
-use super::select::{Group, Lack, answers, connections, in_words, manner, threads, unique};
+use super::select::{
+    Group, MissingFigure, answers, connections, in_words, manner, threads, unique,
+};
 use crate::bench::results::{Figures, Load, MemoryRow, Row, TraceRow};
 
 /// A table.
@@ -237,8 +239,8 @@ pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Ta
 /// Memory over the number of prompts.
 pub fn of_memory(rows: &[MemoryRow]) -> Table {
     let cells = rows.iter().map(|row| {
-        let growth = Growth::of(row);
-        let or_none = |figure: Result<f64, Lack>| figure.map_or("–".to_owned(), short);
+        let growth = MemoryGrowth::of(row);
+        let or_none = |figure: Result<f64, MissingFigure>| figure.map_or("–".to_owned(), short);
         let end = growth.end.map_or("–".to_owned(), |(prompts, mb)| {
             format!("{} at {}", short(mb), thousands(prompts as f64))
         });

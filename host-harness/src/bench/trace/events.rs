@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 
 /// State of the parsed stream.
 #[derive(Default)]
-pub struct Reader {
+pub struct StreamReader {
     /// The start of an event whose end has not come.
     begun: Vec<u8>,
     text: bool,
@@ -37,7 +37,7 @@ struct Delta {
 /// Terminator of an event.
 const END: &[u8] = b"\n\n";
 
-impl Reader {
+impl StreamReader {
     /// Reads a piece of the body, cut at any byte.
     pub fn read(&mut self, piece: &[u8]) {
         self.begun.extend_from_slice(piece);
@@ -103,8 +103,8 @@ mod tests {
     const ERROR: &str = r#"data: {"error":{"message":"gone"}}"#;
     const DONE: &str = "data: [DONE]";
 
-    fn read(events: &[&str]) -> Reader {
-        let mut reader = Reader::default();
+    fn read(events: &[&str]) -> StreamReader {
+        let mut reader = StreamReader::default();
         for event in events {
             reader.read(format!("{event}\n\n").as_bytes());
         }
@@ -116,7 +116,7 @@ mod tests {
         assert!(!read(&[ROLE]).has_text());
         assert!(read(&[ROLE, TEXT]).has_text());
         let stream = [ROLE, TEXT, ": ping", LAST, USAGE, DONE, ""].join("\n\n");
-        let mut reader = Reader::default();
+        let mut reader = StreamReader::default();
         for byte in stream.as_bytes() {
             assert!(!reader.is_whole());
             reader.read(&[*byte]);

@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::results::TraceRow;
 use crate::engine::Role;
 use crate::replay::{Request, Spread, Trace};
-use events::Reader;
-use pool::Pool;
+use events::StreamReader;
+use pool::ConnectionPool;
 pub use pool::Unanswered;
 
 mod events;
@@ -28,7 +28,7 @@ mod tests;
 
 /// Options of a replay.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PlayOptions {
     /// Factor by which the trace is played faster than recorded. The engines' times are divided by the same.
     pub speedup: f64,
     /// Number of requests sent, from the first.
@@ -45,9 +45,9 @@ pub struct Options {
 
 /// End of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum End {
+pub enum RequestEnd {
     /// 200 and a complete answer.
-    Whole,
+    Complete,
     /// Another status.
     Refused(StatusCode),
     /// 200 and an error, or an incomplete answer.
@@ -60,9 +60,9 @@ pub enum End {
 
 /// Outcome of one request; wall-clock times since its due time.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// Its end.
-    pub end: End,
+    pub end: RequestEnd,
     /// Time to the first text, if any came.
     pub ttft: Option<Duration>,
     /// Lateness of sending.
@@ -71,14 +71,14 @@ pub struct Outcome {
 
 /// A played trace.
 #[derive(Clone, Debug)]
-pub struct Played {
+pub struct PlayedTrace {
     /// Factor by which the trace was played faster than recorded.
     pub speedup: f64,
     /// One outcome per request, unordered.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RequestOutcome>,
 }
 
-impl Played {
+impl PlayedTrace {
     /// Lateness of sending, in milliseconds of the trace.
     pub fn late_ms(&self) -> Spread {
         let late = self.outcomes.iter().map(|one| one.late);
@@ -101,31 +101,31 @@ pub struct EngineState {
 pub async fn play(
     trace: &Trace,
     at: SocketAddr,
-    options: &Options,
+    options: &PlayOptions,
     progress: impl Fn(usize),
-) -> Played {
-    let pool = Arc::new(Pool::new(at));
+) -> PlayedTrace {
+    let pool = Arc::new(ConnectionPool::new(at));
     let count = trace.requests.len().min(options.requests);
     let requests = &trace.requests[..count];
     let mut bodies = Bodies::new(requests, options);
-    let mut asked = JoinSet::new();
+    let mut in_flight = JoinSet::new();
     let mut outcomes = Vec::new();
     let begun = Instant::now();
     for request in requests {
         let due = begun + request.arrival.div_f64(options.speedup);
         let body = bodies.next(due).await;
         sleep_until(due).await;
-        asked.spawn(ask(Arc::clone(&pool), body, due, options.patience));
-        while let Some(ended) = asked.try_join_next() {
+        in_flight.spawn(ask(Arc::clone(&pool), body, due, options.patience));
+        while let Some(ended) = in_flight.try_join_next() {
             outcomes.extend(ended);
         }
         progress(outcomes.len());
     }
-    while let Some(ended) = asked.join_next().await {
+    while let Some(ended) = in_flight.join_next().await {
         outcomes.extend(ended);
         progress(outcomes.len());
     }
-    Played {
+    PlayedTrace {
         speedup: options.speedup,
         outcomes,
     }
@@ -134,7 +134,7 @@ pub async fn play(
 /// Bodies made ahead of time: traces come in bursts, whose requests would wait for each other's bodies.
 struct Bodies<'a> {
     requests: &'a [Request],
-    options: &'a Options,
+    options: &'a PlayOptions,
     made: VecDeque<Bytes>,
     /// Number of the next body to make.
     next: usize,
@@ -144,7 +144,7 @@ struct Bodies<'a> {
 const AHEAD: usize = 128;
 
 impl<'a> Bodies<'a> {
-    fn new(requests: &'a [Request], options: &'a Options) -> Self {
+    fn new(requests: &'a [Request], options: &'a PlayOptions) -> Self {
         Self {
             requests,
             options,
@@ -174,7 +174,12 @@ impl<'a> Bodies<'a> {
 }
 
 /// Sends one request that was due at `due`, and reads its answer to the end.
-async fn ask(pool: Arc<Pool>, body: Bytes, due: Instant, patience: Duration) -> Outcome {
+async fn ask(
+    pool: Arc<ConnectionPool>,
+    body: Bytes,
+    due: Instant,
+    patience: Duration,
+) -> RequestOutcome {
     let late = due.elapsed();
     let mut ttft = None;
     let answer = answer(&pool, body, || {
@@ -184,20 +189,24 @@ async fn ask(pool: Arc<Pool>, body: Bytes, due: Instant, patience: Duration) -> 
         Ok(Ok(end)) => end,
         Ok(Err(error)) => {
             tracing::debug!(%error, "not answered");
-            End::Unanswered
+            RequestEnd::Unanswered
         }
-        Err(_) => End::GivenUp,
+        Err(_) => RequestEnd::GivenUp,
     };
-    Outcome { end, ttft, late }
+    RequestOutcome { end, ttft, late }
 }
 
 /// Reads an answer; calls `has_text` at its first text, and possibly again.
-async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<End, Unanswered> {
-    let (mut response, line) = pool.send(body).await?;
-    let mut reader = Reader::default();
+async fn answer(
+    pool: &ConnectionPool,
+    body: Bytes,
+    mut has_text: impl FnMut(),
+) -> Result<RequestEnd, Unanswered> {
+    let (mut response, connection) = pool.send(body).await?;
+    let mut reader = StreamReader::default();
     while let Some(frame) = response.frame().await {
         let Ok(frame) = frame else {
-            return Ok(End::CutShort);
+            return Ok(RequestEnd::CutShort);
         };
         let Ok(piece) = frame.into_data() else {
             continue;
@@ -207,11 +216,11 @@ async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<
             has_text();
         }
     }
-    pool.keep(line);
+    pool.keep(connection);
     Ok(match response.status() {
-        StatusCode::OK if reader.is_whole() => End::Whole,
-        StatusCode::OK => End::CutShort,
-        status => End::Refused(status),
+        StatusCode::OK if reader.is_whole() => RequestEnd::Complete,
+        StatusCode::OK => RequestEnd::CutShort,
+        status => RequestEnd::Refused(status),
     })
 }
 
@@ -222,15 +231,20 @@ async fn answer(pool: &Pool, body: Bytes, mut has_text: impl FnMut()) -> Result<
 pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, Unanswered> {
     let mut states = Vec::new();
     for engine in engines {
-        let page = Pool::new(*engine).get("/__state").await?;
+        let page = ConnectionPool::new(*engine).get("/__state").await?;
         states.push(serde_json::from_slice(&page).map_err(Unanswered::Page)?);
     }
     Ok(states)
 }
 
 /// Result of a trace, in the trace's time. First tokens count only of complete answers; only engines that compute prompts count.
-pub fn row(contender: &str, played: &Played, engines: &[EngineState]) -> TraceRow {
-    let whole = || played.outcomes.iter().filter(|one| one.end == End::Whole);
+pub fn row(contender: &str, played: &PlayedTrace, engines: &[EngineState]) -> TraceRow {
+    let whole = || {
+        played
+            .outcomes
+            .iter()
+            .filter(|one| one.end == RequestEnd::Complete)
+    };
     let ttft = whole().filter_map(|one| one.ttft);
     let ttft_ms = Spread::of(ttft.map(|ttft| ttft.as_secs_f64() * 1000.0 * played.speedup));
     let computing = || engines.iter().filter(|engine| engine.role != Role::Decode);

@@ -32,15 +32,15 @@ pub enum Unanswered {
 }
 
 /// A connection for one request at a time.
-pub type Line = SendRequest<Full<Bytes>>;
+pub type PooledConnection = SendRequest<Full<Bytes>>;
 
 /// Connections to one address.
-pub struct Pool {
+pub struct ConnectionPool {
     at: SocketAddr,
-    idle: Mutex<Vec<Line>>,
+    idle: Mutex<Vec<PooledConnection>>,
 }
 
-impl Pool {
+impl ConnectionPool {
     /// A pool without connections.
     pub fn new(at: SocketAddr) -> Self {
         Self {
@@ -50,31 +50,34 @@ impl Pool {
     }
 
     /// Sends a completion request over the most recently used connection or a new one. The connection returned with the answer
-    /// goes to [`Pool::keep`] after the answer has been read.
+    /// goes to [`ConnectionPool::keep`] after the answer has been read.
     ///
     /// # Errors
     /// When there is no answer. A kept connection that turns out to be closed is no error: another one is used.
-    pub async fn send(&self, body: Bytes) -> Result<(Response<Incoming>, Line), Unanswered> {
-        while let Some(mut line) = self.take() {
-            if line.ready().await.is_err() {
+    pub async fn send(
+        &self,
+        body: Bytes,
+    ) -> Result<(Response<Incoming>, PooledConnection), Unanswered> {
+        while let Some(mut connection) = self.take() {
+            if connection.ready().await.is_err() {
                 continue;
             }
             let request = self.request(Method::POST, PATH, body.clone())?;
-            match line.try_send_request(request).await {
-                Ok(response) => return Ok((response, line)),
+            match connection.try_send_request(request).await {
+                Ok(response) => return Ok((response, connection)),
                 // Closed before any of the request was sent.
                 Err(error) if error.message().is_some() => {}
                 Err(error) => return Err(error.into_error().into()),
             }
         }
-        let mut line = self.connect().await?;
+        let mut connection = self.connect().await?;
         let request = self.request(Method::POST, PATH, body)?;
-        Ok((line.send_request(request).await?, line))
+        Ok((connection.send_request(request).await?, connection))
     }
 
     /// Keeps a connection for the next request.
-    pub fn keep(&self, line: Line) {
-        self.idle().push(line);
+    pub fn keep(&self, connection: PooledConnection) {
+        self.idle().push(connection);
     }
 
     /// A page, over its own connection.
@@ -87,21 +90,21 @@ impl Pool {
         Ok(answer.into_body().collect().await?.to_bytes())
     }
 
-    fn take(&self) -> Option<Line> {
+    fn take(&self) -> Option<PooledConnection> {
         self.idle().pop()
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Line>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<PooledConnection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self) -> Result<Line, Unanswered> {
+    async fn connect(&self) -> Result<PooledConnection, Unanswered> {
         let stream = TcpStream::connect(self.at).await?;
         stream.set_nodelay(true)?;
-        let (line, connection) = handshake(TokioIo::new(stream)).await?;
+        let (connection, driver) = handshake(TokioIo::new(stream)).await?;
         // The connection's user sees its end.
-        tokio::spawn(connection);
-        Ok(line)
+        tokio::spawn(driver);
+        Ok(connection)
     }
 
     fn request(

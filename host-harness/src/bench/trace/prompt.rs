@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::Options;
+use super::PlayOptions;
 use crate::replay::Request;
 
 /// Bytes of text per token, as the engines count.
@@ -12,8 +12,8 @@ const BYTES_PER_TOKEN: usize = 4;
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 /// A streamed chat completion of one message; `number` seeds the text that is unique to the request.
-pub fn body(request: &Request, number: usize, options: &Options) -> Bytes {
-    let Options {
+pub fn body(request: &Request, number: usize, options: &PlayOptions) -> Bytes {
+    let PlayOptions {
         model, max_tokens, ..
     } = options;
     // A model's name comes from the harness, and needs no escaping.
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
     use crate::replay::Trace;
 
-    fn options(block_tokens: u32) -> Options {
-        Options {
+    fn options(block_tokens: u32) -> PlayOptions {
+        PlayOptions {
             speedup: 1.0,
             requests: usize::MAX,
             model: "sim".into(),

@@ -14,8 +14,8 @@ fn trace() -> Trace {
     Trace::read(LINES.as_bytes(), 16, None).expect("a trace")
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> PlayOptions {
+    PlayOptions {
         speedup: 10.0,
         requests: usize::MAX,
         model: "sim".into(),
@@ -55,18 +55,18 @@ async fn what_engines_kept_is_the_hit_rate() {
 #[tokio::test]
 async fn so_many_requests_are_sent_and_no_more() {
     let engine = engine().await;
-    let some = Options {
+    let some = PlayOptions {
         requests: 2,
         ..options()
     };
     let played = play(&trace(), engine.address, &some, |_| {}).await;
     assert_eq!(played.outcomes.len(), 2);
-    let wrong = Options {
+    let wrong = PlayOptions {
         model: "other".into(),
         ..some
     };
     let played = play(&trace(), engine.address, &wrong, |_| {}).await;
-    let refused = End::Refused(StatusCode::NOT_FOUND);
+    let refused = RequestEnd::Refused(StatusCode::NOT_FOUND);
     assert!(played.outcomes.iter().all(|one| one.end == refused));
     let row = row("wrong", &played, &[]);
     assert_eq!(
@@ -94,13 +94,13 @@ async fn an_answer_cut_short_is_no_success() {
         4e\r\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n\r\n";
     const CLEAN: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 14\r\nconnection: close\r\n\r\ndata: [DONE]\n\n";
     for (words, end) in [
-        (CUT, End::CutShort),
-        (CLEAN, End::CutShort),
-        ("", End::Unanswered),
+        (CUT, RequestEnd::CutShort),
+        (CLEAN, RequestEnd::CutShort),
+        ("", RequestEnd::Unanswered),
     ] {
         let at = saying(words).await;
         let played = play(&trace(), at, &options(), |_| {}).await;
-        let ends: Vec<End> = played.outcomes.iter().map(|one| one.end).collect();
+        let ends: Vec<RequestEnd> = played.outcomes.iter().map(|one| one.end).collect();
         assert_eq!(ends, [end; 3], "{words}");
         assert_eq!(row("cut", &played, &[]).success_rate, 0.0);
     }
@@ -110,27 +110,32 @@ async fn an_answer_cut_short_is_no_success() {
 async fn nobody_waits_for_ever() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let at = listener.local_addr().expect("an address");
-    let hasty = Options {
+    let hasty = PlayOptions {
         patience: Duration::from_millis(50),
         ..options()
     };
     let played = play(&trace(), at, &hasty, |_| {}).await;
-    assert!(played.outcomes.iter().all(|one| one.end == End::GivenUp));
+    assert!(
+        played
+            .outcomes
+            .iter()
+            .all(|one| one.end == RequestEnd::GivenUp)
+    );
 }
 
 #[test]
 fn times_are_the_traces() {
-    let outcome = |end, ms| Outcome {
+    let outcome = |end, ms| RequestOutcome {
         end,
         ttft: Some(Duration::from_millis(ms)),
         late: Duration::ZERO,
     };
-    let played = Played {
+    let played = PlayedTrace {
         speedup: 40.0,
         outcomes: vec![
-            outcome(End::Whole, 10),
-            outcome(End::Whole, 30),
-            outcome(End::CutShort, 900),
+            outcome(RequestEnd::Complete, 10),
+            outcome(RequestEnd::Complete, 30),
+            outcome(RequestEnd::CutShort, 900),
         ],
     };
     let engine = |role, cached_tokens, computed_tokens| EngineState {

@@ -10,21 +10,21 @@ use tokio::time::sleep;
 
 use super::client::Clients;
 use super::fleet::own_loopback;
+use super::health::HealthRecord;
 use super::http::Http;
-use super::judge::{Aftermath, Rules, Seen, Verdict, judge};
-use super::play::{PlayError, Setting, tick, until_at_rest, until_ready};
+use super::judge::{ClientOutcomes, Rules, ScenarioVerdict, SettledState, judge};
+use super::play::{PlayError, PlaySettings, tick, until_at_rest, until_ready};
 use super::pool;
-use super::scenario::{Crowd, Demand, Leaks, Shape};
-use super::wellbeing::Wellbeing;
+use super::scenario::{ClientMix, Demand, FleetSize, Leaks};
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway};
 
-mod herald;
-mod herd;
+mod churn_fleet;
 mod page;
+mod publisher;
 mod source;
 
-use herd::ChurnFleet;
+use churn_fleet::ChurnFleet;
 pub use source::Source;
 
 /// Interval at which the gateway polls a source.
@@ -59,78 +59,83 @@ pub struct Churned {
 /// When it could not be played; a bad outcome is no error.
 pub async fn play(
     source: Source,
-    setting: &Setting,
+    settings: &PlaySettings,
     seed: u64,
     bar: &ProgressBar,
-) -> Result<Verdict, PlayError> {
-    source.check(setting.dialect)?;
-    let mut herd = ChurnFleet::start(source, setting.dialect, own_loopback(), seed).await?;
+) -> Result<ScenarioVerdict, PlayError> {
+    source.check(settings.dialect)?;
+    let mut fleet = ChurnFleet::start(source, settings.dialect, own_loopback(), seed).await?;
     let document =
-        pool::plugin_config_over(setting.dialect, herd.discovery(), source.destinations());
+        pool::plugin_config_over(settings.dialect, fleet.discovery(), source.destinations());
     let mut members = Members::of(&Config::parse(&document)?);
-    herd.add_to(&mut members);
-    let mut gateway = Gateway::start(&setting.gateway, document, &members).await?;
+    fleet.add_to(&mut members);
+    let mut gateway = Gateway::start(&settings.gateway, document, &members).await?;
     let at = gateway.addresses();
     let outcome = tokio::select! {
-        outcome = course(&mut herd, at, setting.lasts) => outcome,
+        outcome = course(&mut fleet, at, settings.lasts) => outcome,
         error = gateway.ended() => Err(error.into()),
-        never = tick(bar, setting.lasts) => match never {},
+        never = tick(bar, settings.lasts) => match never {},
     };
     gateway.stop().await;
     let (seen, aftermath, left) = outcome?;
-    let churned = herd.stop().await;
+    let churned = fleet.stop().await;
     Ok(verdict(&seen, aftermath, churned, left))
 }
 
 /// State of the gateway and the workers after all clients have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Left {
+struct UnfinishedWork {
     streams: u64,
     requests: u64,
 }
 
 async fn course(
-    herd: &mut ChurnFleet,
+    fleet: &mut ChurnFleet,
     at: Addresses,
     lasts: Duration,
-) -> Result<(Seen, Aftermath, Left), PlayError> {
+) -> Result<(ClientOutcomes, SettledState, UnfinishedWork), PlayError> {
     let http = Http::new();
-    herd.introduce_to(at.listen).await?;
+    fleet.announce_to(at.listen).await?;
     tokio::select! {
         ready = until_ready(&http, at.listen) => ready?,
-        error = herd.stay() => return Err(error.into()),
+        error = fleet.stay() => return Err(error.into()),
     }
-    let clients = Clients::start(at.listen, Crowd::Patient);
+    let clients = Clients::start(at.listen, ClientMix::Patient);
     let end = Instant::now() + lasts;
     while Instant::now() < end {
-        herd.live().await?;
+        fleet.step().await?;
         sleep(LOOK).await;
     }
     let ending = clients.stop();
     let seen = tokio::select! {
         seen = ending => seen,
-        error = herd.stay() => return Err(error.into()),
+        error = fleet.stay() => return Err(error.into()),
     };
-    let (census, metrics) = until_at_rest(&http, at.admin, &*herd).await?;
-    let aftermath = Aftermath {
-        kv_leaked: census.unfetched,
+    let (totals, metrics) = until_at_rest(&http, at.admin, &*fleet).await?;
+    let aftermath = SettledState {
+        kv_leaked: totals.unfetched,
         kv_leaked_counted: metrics.leaked_handoffs(),
         kv_unknown: metrics.unknown_handoffs(),
         resets_counted: metrics.resets(),
         replaced: metrics.recoveries(),
         bookings_left: metrics.bookings(),
-        ..Aftermath::default()
+        ..SettledState::default()
     };
-    let left = Left {
+    let left = UnfinishedWork {
         streams: metrics.streams(),
-        requests: census.requests,
+        requests: totals.requests,
     };
     Ok((seen, aftermath, left))
 }
 
-fn verdict(seen: &Seen, aftermath: Aftermath, churned: Churned, left: Left) -> Verdict {
+fn verdict(
+    seen: &ClientOutcomes,
+    aftermath: SettledState,
+    churned: Churned,
+    left: UnfinishedWork,
+) -> ScenarioVerdict {
     // Two workers of each role are healthy at every moment: no failure is excused.
-    let always = Wellbeing::new(Shape {
+    let always = HealthRecord::new(FleetSize {
         prefill: 1,
         decode: 1,
     });

@@ -22,12 +22,12 @@ pub const PATH: &str = "/workers";
 pub struct Page {
     /// Address of the server.
     pub address: SocketAddr,
-    said: Arc<Mutex<Said>>,
+    published: Arc<Mutex<Published>>,
     serving: JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct Said {
+struct Published {
     text: Bytes,
     version: u64,
 }
@@ -39,19 +39,22 @@ impl Page {
     /// When no port is available.
     pub async fn start() -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let said: Arc<Mutex<Said>> = Arc::default();
+        let published: Arc<Mutex<Published>> = Arc::default();
         Ok(Self {
             address: listener.local_addr()?,
-            said: Arc::clone(&said),
-            serving: tokio::spawn(serve(listener, said)),
+            published: Arc::clone(&published),
+            serving: tokio::spawn(serve(listener, published)),
         })
     }
 
     /// Replaces the page's text.
-    pub fn say(&self, text: String) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.text = text.into();
-        said.version += 1;
+    pub fn publish(&self, text: String) {
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        published.text = text.into();
+        published.version += 1;
     }
 }
 
@@ -61,13 +64,13 @@ impl Drop for Page {
     }
 }
 
-async fn serve(listener: TcpListener, said: Arc<Mutex<Said>>) {
+async fn serve(listener: TcpListener, published: Arc<Mutex<Published>>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let said = Arc::clone(&said);
+        let published = Arc::clone(&published);
         let service = service_fn(move |request| {
             let answer = answer(
                 &request,
-                &said.lock().unwrap_or_else(PoisonError::into_inner),
+                &published.lock().unwrap_or_else(PoisonError::into_inner),
             );
             async { Ok::<_, Infallible>(answer) }
         });
@@ -77,15 +80,15 @@ async fn serve(listener: TcpListener, said: Arc<Mutex<Said>>) {
     }
 }
 
-fn answer(request: &Request<Incoming>, said: &Said) -> Response<Full<Bytes>> {
-    let tag = format!("\"{}\"", said.version);
+fn answer(request: &Request<Incoming>, published: &Published) -> Response<Full<Bytes>> {
+    let tag = format!("\"{}\"", published.version);
     let known = request.headers().get(IF_NONE_MATCH);
     let (status, text) = match known {
         _ if request.uri().path() != PATH => (StatusCode::NOT_FOUND, Bytes::new()),
         Some(known) if known.as_bytes() == tag.as_bytes() => {
             (StatusCode::NOT_MODIFIED, Bytes::new())
         }
-        _ => (StatusCode::OK, said.text.clone()),
+        _ => (StatusCode::OK, published.text.clone()),
     };
     let mut response = Response::new(Full::new(text));
     *response.status_mut() = status;

@@ -51,14 +51,14 @@ impl Source {
     /// When it cannot.
     pub fn check(self, dialect: Dialect) -> Result<(), PlayError> {
         let each_has_its_port = dialect.has_bootstrap();
-        let can_tell = match self {
+        let is_supported = match self {
             Self::EnvoyClusters => !each_has_its_port,
             // Bootstrap servers are called through a cluster of their own, which would have to churn as well.
             _ => dialect != Dialect::Mooncake,
         };
-        match can_tell {
+        match is_supported {
             true => Ok(()),
-            false => Err(PlayError::CannotTell {
+            false => Err(PlayError::UnsupportedSource {
                 scenario: self.scenario(),
             }),
         }

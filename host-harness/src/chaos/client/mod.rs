@@ -1,4 +1,4 @@
-//! Owns the clients: each sends requests, reads in its manner, leaves if it is a leaver, and records the outcomes.
+//! Owns the clients: each sends requests, reads in its own way, leaves if it is a leaver, and records the outcomes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
 use super::asks;
-use super::judge::{Conduct, Exchange, Seen};
+use super::judge::{ClientOutcomes, Conduct, Exchange};
 use super::reply::Ending;
-use super::scenario::Crowd;
+use super::scenario::ClientMix;
 
-mod line;
-mod manner;
+mod behaviour;
+mod connection;
 mod uploads;
 
-use line::{Line, Outcome};
-use manner::Manner;
+use behaviour::ClientBehaviour;
+use connection::{ClientConnection, ExchangeOutcome};
 use uploads::Uploader;
 
 /// Concurrent clients; half of them ask for streams.
@@ -37,28 +37,28 @@ pub struct Clients {
 #[derive(Default)]
 struct Group {
     stop: Arc<AtomicBool>,
-    running: Vec<JoinHandle<Seen>>,
+    running: Vec<JoinHandle<ClientOutcomes>>,
 }
 
 impl Clients {
     /// Starts the clients, one shortly after the other.
-    pub fn start(gateway: SocketAddr, crowd: Crowd) -> Self {
+    pub fn start(gateway: SocketAddr, mix: ClientMix) -> Self {
         let (mut good, mut bad) = (Group::default(), Group::default());
         for number in 0..CLIENTS {
             let client = Client {
-                crowd,
+                mix,
                 number,
-                line: Line::new(gateway, manner::window(crowd, number)),
-                seen: Seen::default(),
+                connection: ClientConnection::new(gateway, behaviour::window(mix, number)),
+                seen: ClientOutcomes::default(),
             };
-            let group = match Manner::of(crowd, number, 0).conduct() {
+            let group = match ClientBehaviour::of(mix, number, 0).conduct() {
                 Conduct::Good => &mut good,
                 Conduct::Bad => &mut bad,
             };
             let stop = Arc::clone(&group.stop);
             group.running.push(tokio::spawn(client.ask_until(stop)));
         }
-        for uploader in Uploader::of(crowd, gateway) {
+        for uploader in Uploader::of(mix, gateway) {
             let stop = Arc::clone(&bad.stop);
             bad.running.push(tokio::spawn(uploader.upload_until(stop)));
         }
@@ -67,7 +67,7 @@ impl Clients {
 
     /// Lets each client end its request, and returns what all saw. The well-behaved ones go on until the others have ended, so
     /// that they feel what the others do.
-    pub async fn stop(mut self) -> Seen {
+    pub async fn stop(mut self) -> ClientOutcomes {
         let mut all = self.bad.stop().await;
         let good = self.good.stop().await;
         all.exchanges.extend(good.exchanges);
@@ -77,9 +77,9 @@ impl Clients {
 }
 
 impl Group {
-    async fn stop(&mut self) -> Seen {
+    async fn stop(&mut self) -> ClientOutcomes {
         self.stop.store(true, Ordering::Relaxed);
-        let mut all = Seen::default();
+        let mut all = ClientOutcomes::default();
         for seen in join_all(self.running.drain(..)).await.into_iter().flatten() {
             all.exchanges.extend(seen.exchanges);
             all.left += seen.left;
@@ -97,16 +97,16 @@ impl Drop for Group {
 }
 
 struct Client {
-    crowd: Crowd,
+    mix: ClientMix,
     number: usize,
-    line: Line,
-    seen: Seen,
+    connection: ClientConnection,
+    seen: ClientOutcomes,
 }
 
 impl Client {
-    async fn ask_until(mut self, stop: Arc<AtomicBool>) -> Seen {
+    async fn ask_until(mut self, stop: Arc<AtomicBool>) -> ClientOutcomes {
         let share = self.number as f64 / CLIENTS as f64;
-        let within = manner::all_begin_within(self.crowd, self.number).unwrap_or(PAUSE);
+        let within = behaviour::all_begin_within(self.mix, self.number).unwrap_or(PAUSE);
         tokio::time::sleep(within.mul_f64(share)).await;
         let mut turn = 0;
         while !stop.load(Ordering::Relaxed) {
@@ -118,13 +118,13 @@ impl Client {
     }
 
     async fn ask(&mut self, turn: usize) {
-        let ask = asks::ask(self.crowd, self.number, turn);
-        let manner = Manner::of(self.crowd, self.number, turn);
+        let ask = asks::ask(self.mix, self.number, turn);
+        let behaviour = ClientBehaviour::of(self.mix, self.number, turn);
         let sent = Instant::now();
-        match self.line.exchange(&ask, manner).await {
-            Outcome::Left => self.seen.left += 1,
-            Outcome::Heard(heard) => {
-                let ending = heard.judge(ask.expected);
+        match self.connection.exchange(&ask, behaviour).await {
+            ExchangeOutcome::Left => self.seen.left += 1,
+            ExchangeOutcome::Received(received) => {
+                let ending = received.judge(ask.expected);
                 if let Ending::Failed(why) = &ending {
                     tracing::info!("client {} at its {turn}th: {why}", self.number);
                 }
@@ -133,7 +133,7 @@ impl Client {
                     ended: Instant::now(),
                     ending,
                     fit: ask.fit,
-                    conduct: manner.conduct(),
+                    conduct: behaviour.conduct(),
                 });
             }
         }

@@ -20,12 +20,12 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::line::{Outcome, PATIENCE, Reader, in_words};
-use super::manner::Manner;
-use crate::chaos::asks::{AnswerShape, Delivery, Expected, Fit};
-use crate::chaos::judge::{Conduct, Exchange, Seen};
-use crate::chaos::reply::{End, Heard};
-use crate::chaos::scenario::Crowd;
+use super::behaviour::ClientBehaviour;
+use super::connection::{AnswerReader, ExchangeOutcome, PATIENCE, in_words};
+use crate::chaos::asks::{AnswerShape, Delivery, ExpectedAnswer, Fit};
+use crate::chaos::judge::{ClientOutcomes, Conduct, Exchange};
+use crate::chaos::reply::{AnswerEnd, ReceivedAnswer};
+use crate::chaos::scenario::ClientMix;
 use crate::run::fleet::MODEL;
 
 /// Trickling uploaders, each over its own connection.
@@ -67,7 +67,7 @@ static FILLER: LazyLock<Bytes> = LazyLock::new(|| vec![b' '; BURST].into());
 
 /// Behaviour of an uploader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum UploadKind {
     /// A burst, then byte by byte, again and again.
     Trickles,
     /// A long body, then the client leaves.
@@ -78,52 +78,52 @@ enum Way {
 pub struct Uploader {
     to: SocketAddr,
     number: usize,
-    way: Way,
+    kind: UploadKind,
 }
 
 impl Uploader {
-    /// The uploaders of a crowd.
-    pub fn of(crowd: Crowd, to: SocketAddr) -> Vec<Self> {
-        let count = match crowd {
-            Crowd::WithTricklers => TRICKLERS,
-            Crowd::WithLongPrompts => LEAVERS,
-            Crowd::Patient
-            | Crowd::WithPoison
-            | Crowd::WithSlowReaders
-            | Crowd::SlowReaders
-            | Crowd::WithLeavers => 0,
+    /// The uploaders of a client mix.
+    pub fn of(mix: ClientMix, to: SocketAddr) -> Vec<Self> {
+        let count = match mix {
+            ClientMix::WithTricklers => TRICKLERS,
+            ClientMix::WithLongPrompts => LEAVERS,
+            ClientMix::Patient
+            | ClientMix::WithPoison
+            | ClientMix::WithSlowReaders
+            | ClientMix::SlowReaders
+            | ClientMix::WithLeavers => 0,
         };
         let uploader = |number| Self {
             to,
             number,
-            way: match crowd {
-                Crowd::WithLongPrompts => Way::Leaves(stay(number)),
-                _ => Way::Trickles,
+            kind: match mix {
+                ClientMix::WithLongPrompts => UploadKind::Leaves(stay(number)),
+                _ => UploadKind::Trickles,
             },
         };
         (0..count).map(uploader).collect()
     }
 
     /// Uploads until `stop` is set.
-    pub async fn upload_until(self, stop: Arc<AtomicBool>) -> Seen {
-        let mut seen = Seen::default();
-        if self.way != Way::Trickles {
+    pub async fn upload_until(self, stop: Arc<AtomicBool>) -> ClientOutcomes {
+        let mut seen = ClientOutcomes::default();
+        if self.kind != UploadKind::Trickles {
             let turn = u32::try_from(self.number).unwrap_or(u32::MAX);
             sleep(APART.saturating_mul(turn)).await;
         }
         while !stop.load(Ordering::Relaxed) {
             let sent = Instant::now();
             match self.upload(&stop).await {
-                Outcome::Left => seen.left += 1,
-                Outcome::Heard(heard) => seen.exchanges.push(Exchange {
+                ExchangeOutcome::Left => seen.left += 1,
+                ExchangeOutcome::Received(received) => seen.exchanges.push(Exchange {
                     sent,
                     ended: Instant::now(),
-                    ending: heard.judge(EXPECTED),
+                    ending: received.judge(EXPECTED),
                     fit: Fit::Sound,
                     conduct: Conduct::Bad,
                 }),
             }
-            if self.way != Way::Trickles {
+            if self.kind != UploadKind::Trickles {
                 break;
             }
             sleep(AGAIN).await;
@@ -131,32 +131,32 @@ impl Uploader {
         seen
     }
 
-    async fn upload(&self, stop: &AtomicBool) -> Outcome {
+    async fn upload(&self, stop: &AtomicBool) -> ExchangeOutcome {
         let sent = Arc::new(Notify::new());
         let leaving = async {
-            match self.way {
-                Way::Trickles => until(stop).await,
-                Way::Leaves(stay) => {
+            match self.kind {
+                UploadKind::Trickles => until(stop).await,
+                UploadKind::Leaves(stay) => {
                     sent.notified().await;
                     sleep(stay).await;
                 }
             }
         };
         tokio::select! {
-            heard = self.ask(&sent) => Outcome::Heard(heard),
-            () = leaving => Outcome::Left,
+            received = self.ask(&sent) => ExchangeOutcome::Received(received),
+            () = leaving => ExchangeOutcome::Left,
         }
     }
 
     /// One request over a connection that is dropped with the future.
-    async fn ask(&self, sent: &Arc<Notify>) -> Heard {
+    async fn ask(&self, sent: &Arc<Notify>) -> ReceivedAnswer {
         match self.exchange(sent).await {
-            Ok(heard) => heard,
-            Err(why) => Heard::nothing(End::Broken(why)),
+            Ok(received) => received,
+            Err(why) => ReceivedAnswer::nothing(AnswerEnd::Broken(why)),
         }
     }
 
-    async fn exchange(&self, sent: &Arc<Notify>) -> Result<Heard, String> {
+    async fn exchange(&self, sent: &Arc<Notify>) -> Result<ReceivedAnswer, String> {
         let stream = TcpStream::connect(self.to).await.map_err(in_words)?;
         let (length, pieces) = self.body();
         let (sent, mut left) = (Arc::clone(sent), length);
@@ -178,10 +178,13 @@ impl Uploader {
             .map_err(in_words)?;
         let asking = async {
             let response = sender.send_request(request).await.map_err(in_words)?;
-            let mut reader = Reader::of(response, Manner::GOOD);
+            let mut reader = AnswerReader::of(response, ClientBehaviour::GOOD);
             let deadline = tokio::time::Instant::now() + PATIENCE;
-            let end = reader.read_to_end(deadline).await.unwrap_or(End::Never);
-            Ok(reader.heard(end))
+            let end = reader
+                .read_to_end(deadline)
+                .await
+                .unwrap_or(AnswerEnd::Never);
+            Ok(reader.received(end))
         };
         let connection = async {
             // The request itself reports the connection's end.
@@ -189,22 +192,22 @@ impl Uploader {
             std::future::pending().await
         };
         tokio::select! {
-            heard = asking => heard,
+            received = asking => received,
             never = connection => never,
         }
     }
 
     /// Length of the body, and the body.
     fn body(&self) -> (usize, std::pin::Pin<Box<dyn Stream<Item = Bytes> + Send>>) {
-        match self.way {
-            Way::Trickles => {
+        match self.kind {
+            UploadKind::Trickles => {
                 let drops = stream::repeat(Bytes::from_static(b" ")).then(async |drop| {
                     sleep(DROP).await;
                     drop
                 });
                 (TRICKLE, Box::pin(pieces(FILLER.clone()).chain(drops)))
             }
-            Way::Leaves(_) => {
+            UploadKind::Leaves(_) => {
                 let head = self.head();
                 let length = head.len() + TAIL.len();
                 let body = pieces(head).chain(pieces(TAIL.clone()));
@@ -227,9 +230,9 @@ impl Uploader {
 const TOKENS: u64 = 4;
 
 /// Expected answer to a long body if its client has not left before.
-const EXPECTED: Expected = Expected {
+const EXPECTED: ExpectedAnswer = ExpectedAnswer {
     shape: AnswerShape::Chat,
-    delivery: Delivery::Whole,
+    delivery: Delivery::Unstreamed,
     tokens: TOKENS,
 };
 
@@ -255,13 +258,13 @@ mod tests {
 
     use super::*;
 
-    fn all(crowd: Crowd) -> Vec<Uploader> {
-        Uploader::of(crowd, SocketAddr::from(([127, 0, 0, 1], 1)))
+    fn all(mix: ClientMix) -> Vec<Uploader> {
+        Uploader::of(mix, SocketAddr::from(([127, 0, 0, 1], 1)))
     }
 
     #[tokio::test]
     async fn a_long_body_is_json_of_thirty_megabytes_and_none_is_like_another() {
-        let leavers = all(Crowd::WithLongPrompts);
+        let leavers = all(ClientMix::WithLongPrompts);
         assert_eq!(leavers.len(), LEAVERS);
         let (length, body) = leavers[7].body();
         let body: Vec<u8> = body.collect::<Vec<_>>().await.concat();
@@ -278,10 +281,10 @@ mod tests {
 
     #[test]
     fn two_hundred_trickle_more_than_may_be_in_flight_on_two_threads() {
-        let tricklers = all(Crowd::WithTricklers);
+        let tricklers = all(ClientMix::WithTricklers);
         assert_eq!(tricklers.len(), TRICKLERS);
         let shipped = routing::config::Limits::default();
         assert!(TRICKLERS * BURST > 2 * shipped.bodies_in_flight_bytes);
-        assert!(all(Crowd::Patient).is_empty());
+        assert!(all(ClientMix::Patient).is_empty());
     }
 }

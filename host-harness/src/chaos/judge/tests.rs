@@ -3,10 +3,10 @@
 use routing::fleet::Role;
 
 use super::*;
-use crate::chaos::scenario::{Seat, Shape};
-use crate::chaos::wellbeing::State;
+use crate::chaos::health::EngineHealth;
+use crate::chaos::scenario::{EngineId, FleetSize};
 
-const SHAPE: Shape = Shape {
+const SIZE: FleetSize = FleetSize {
     prefill: 1,
     decode: 1,
 };
@@ -30,12 +30,18 @@ fn rules(leaks: Leaks) -> Rules {
 
 /// Rules broken by these exchanges under this demand while all engines are healthy.
 fn broken_while_well(demand: Demand, exchanges: Vec<Exchange>) -> Vec<String> {
-    let seen = Seen { exchanges, left: 0 };
+    let seen = ClientOutcomes { exchanges, left: 0 };
     let rules = Rules {
         demand,
         ..rules(Leaks::Exact)
     };
-    judge(&seen, &Wellbeing::new(SHAPE), rules, Aftermath::default()).broken
+    judge(
+        &seen,
+        &HealthRecord::new(SIZE),
+        rules,
+        SettledState::default(),
+    )
+    .broken
 }
 
 #[test]
@@ -68,12 +74,12 @@ fn poison_may_fail_and_must() {
 #[test]
 fn a_refusal_that_is_due_says_when_to_come_again() {
     let start = Instant::now();
-    let mut wellbeing = Wellbeing::new(SHAPE);
-    let seat = Seat {
+    let mut health = HealthRecord::new(SIZE);
+    let id = EngineId {
         role: Role::Prefill,
         number: 0,
     };
-    wellbeing.note(start, seat, State::Unwell);
+    health.record(start, id, EngineHealth::Faulty);
     let full = |why: &str| Ending::Failed(why.to_owned());
     for (ending, rules_broken) in [
         (Ending::EngineStatus(503), 0),
@@ -85,28 +91,28 @@ fn a_refusal_that_is_due_says_when_to_come_again() {
     ] {
         let mut exchanges = answered(start);
         exchanges.push(exchange(start, 1, 2, ending));
-        let seen = Seen { exchanges, left: 0 };
+        let seen = ClientOutcomes { exchanges, left: 0 };
         let rules = Rules {
             demand: Demand::AnswerOrLater,
             ..rules(Leaks::Exact)
         };
-        let broken = judge(&seen, &wellbeing, rules, Aftermath::default()).broken;
+        let broken = judge(&seen, &health, rules, SettledState::default()).broken;
         assert_eq!(broken.len(), rules_broken, "{broken:?}");
     }
 }
 
 #[test]
 fn an_ejection_of_one_who_is_well_breaks_a_rule() {
-    let seen = Seen {
+    let seen = ClientOutcomes {
         exchanges: answered(Instant::now()),
         left: 0,
     };
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         wrongly_ejected: 1,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
-    let wellbeing = Wellbeing::new(SHAPE);
-    let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath);
+    let health = HealthRecord::new(SIZE);
+    let verdict = judge(&seen, &health, rules(Leaks::Exact), aftermath);
     assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);
 }
 
@@ -121,9 +127,9 @@ fn answered(start: Instant) -> Vec<Exchange> {
 #[test]
 fn a_connection_that_breaks_without_an_answer_is_a_reset_only_where_the_gateway_had_one() {
     let start = Instant::now();
-    let wellbeing = Wellbeing::new(SHAPE);
+    let health = HealthRecord::new(SIZE);
     let unbegun = || exchange(start, 0, 1, Ending::Unbegun("closed".to_owned()));
-    let seen = Seen {
+    let seen = ClientOutcomes {
         exchanges: vec![
             exchange(start, 0, 1, Ending::Answered),
             exchange(start, 0, 1, Ending::Reset),
@@ -133,11 +139,11 @@ fn a_connection_that_breaks_without_an_answer_is_a_reset_only_where_the_gateway_
         left: 0,
     };
     let resets_counted = 2;
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         resets_counted,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
-    let figures = judge(&seen, &wellbeing, rules(Leaks::AtLeast), aftermath).figures;
+    let figures = judge(&seen, &health, rules(Leaks::AtLeast), aftermath).figures;
     assert_eq!((figures.reset, figures.failed), (2, 1));
     assert_eq!(figures.failed_with_healthy_pair, 1);
 }
@@ -145,13 +151,13 @@ fn a_connection_that_breaks_without_an_answer_is_a_reset_only_where_the_gateway_
 #[test]
 fn each_request_is_counted_once() {
     let start = Instant::now();
-    let mut wellbeing = Wellbeing::new(SHAPE);
-    let seat = Seat {
+    let mut health = HealthRecord::new(SIZE);
+    let id = EngineId {
         role: Role::Decode,
         number: 0,
     };
-    wellbeing.note(start + Duration::from_millis(100), seat, State::Unwell);
-    let seen = Seen {
+    health.record(start + Duration::from_millis(100), id, EngineHealth::Faulty);
+    let seen = ClientOutcomes {
         exchanges: vec![
             exchange(start, 0, 10, Ending::Answered),
             exchange(start, 0, 20, Ending::EngineStatus(429)),
@@ -162,12 +168,12 @@ fn each_request_is_counted_once() {
         ],
         left: 2,
     };
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         ejected_after: Some(Duration::from_micros(1500)),
-        ..Aftermath::default()
+        ..SettledState::default()
     };
-    let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath);
-    let figures = Figures {
+    let verdict = judge(&seen, &health, rules(Leaks::Exact), aftermath);
+    let figures = ScenarioFigures {
         sent: 6,
         answered: 1,
         engine_status: 1,
@@ -178,7 +184,7 @@ fn each_request_is_counted_once() {
         left: 2,
         engine_statuses: BTreeMap::from([(429, 1)]),
         failures: BTreeMap::from([("503 unreachable".to_owned(), 3)]),
-        ..Figures::default()
+        ..ScenarioFigures::default()
     };
     assert_eq!(verdict.figures, figures);
     assert_eq!(verdict.broken.len(), 1, "{:?}", verdict.broken);
@@ -187,17 +193,17 @@ fn each_request_is_counted_once() {
 #[test]
 fn a_deceit_breaks_a_rule_even_where_nobody_is_well() {
     let start = Instant::now();
-    let mut wellbeing = Wellbeing::new(SHAPE);
-    let seat = Seat {
+    let mut health = HealthRecord::new(SIZE);
+    let id = EngineId {
         role: Role::Prefill,
         number: 0,
     };
-    wellbeing.note(start, seat, State::Unwell);
+    health.record(start, id, EngineHealth::Faulty);
     let mut exchanges = answered(start);
     let deceived = Ending::Deceived("[DONE] after an error event".to_owned());
     exchanges.push(exchange(start, 1, 2, deceived));
-    let seen = Seen { exchanges, left: 0 };
-    let verdict = judge(&seen, &wellbeing, rules(Leaks::Exact), Aftermath::default());
+    let seen = ClientOutcomes { exchanges, left: 0 };
+    let verdict = judge(&seen, &health, rules(Leaks::Exact), SettledState::default());
     assert_eq!(
         (
             verdict.figures.failed,
@@ -213,17 +219,17 @@ fn a_deceit_breaks_a_rule_even_where_nobody_is_well() {
 fn found_b18_known_leaks_are_real_and_real_ones_known_or_in_doubt() {
     let start = Instant::now();
     let broken = |leaks, kv_leaked, (kv_leaked_counted, kv_unknown)| {
-        let seen = Seen {
+        let seen = ClientOutcomes {
             exchanges: answered(start),
             left: 0,
         };
-        let aftermath = Aftermath {
+        let aftermath = SettledState {
             kv_leaked,
             kv_leaked_counted,
             kv_unknown,
-            ..Aftermath::default()
+            ..SettledState::default()
         };
-        !judge(&seen, &Wellbeing::new(SHAPE), rules(leaks), aftermath)
+        !judge(&seen, &HealthRecord::new(SIZE), rules(leaks), aftermath)
             .broken
             .is_empty()
     };
@@ -268,17 +274,17 @@ fn whoever_behaves_well_is_answered_where_that_is_demanded() {
 #[test]
 fn found_b9_a_gateway_holds_no_more_than_its_budgets_allow() {
     let broken = |held| {
-        let seen = Seen {
+        let seen = ClientOutcomes {
             exchanges: answered(Instant::now()),
             left: 0,
         };
         let allowed = 1000;
-        let aftermath = Aftermath {
+        let aftermath = SettledState {
             peak: Some(Peak { held, allowed }),
-            ..Aftermath::default()
+            ..SettledState::default()
         };
         let rules = rules(Leaks::Exact);
-        let verdict = judge(&seen, &Wellbeing::new(SHAPE), rules, aftermath);
+        let verdict = judge(&seen, &HealthRecord::new(SIZE), rules, aftermath);
         verdict.broken.len()
     };
     assert_eq!((broken(1000), broken(1001)), (0, 1));
@@ -287,36 +293,36 @@ fn found_b9_a_gateway_holds_no_more_than_its_budgets_allow() {
 #[test]
 fn bookings_left_and_nothing_answered_break_rules() {
     let start = Instant::now();
-    let aftermath = Aftermath {
+    let aftermath = SettledState {
         bookings_left: 1,
-        ..Aftermath::default()
+        ..SettledState::default()
     };
-    let seen = Seen {
+    let seen = ClientOutcomes {
         exchanges: answered(start),
         left: 0,
     };
-    let wellbeing = Wellbeing::new(SHAPE);
+    let health = HealthRecord::new(SIZE);
     assert_eq!(
-        judge(&seen, &wellbeing, rules(Leaks::Exact), aftermath)
+        judge(&seen, &health, rules(Leaks::Exact), aftermath)
             .broken
             .len(),
         1
     );
-    let unfelt = Aftermath {
-        bite: Bite::Unfelt,
-        ..Aftermath::default()
+    let unfelt = SettledState {
+        effect: FaultEffect::Unfelt,
+        ..SettledState::default()
     };
     assert_eq!(
-        judge(&seen, &wellbeing, rules(Leaks::Exact), unfelt)
+        judge(&seen, &health, rules(Leaks::Exact), unfelt)
             .broken
             .len(),
         1
     );
     let nothing = judge(
-        &Seen::default(),
-        &wellbeing,
+        &ClientOutcomes::default(),
+        &health,
         rules(Leaks::Exact),
-        Aftermath::default(),
+        SettledState::default(),
     );
     assert_eq!(nothing.broken.len(), 1);
 }

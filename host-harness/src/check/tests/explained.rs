@@ -70,7 +70,7 @@ fn a_secret_is_not_told() {
 fn every_source_is_told_of() {
     for source in SOURCES {
         let explanation = explained(&sound(source));
-        let said = explanation.pools[0].says.join("\n");
+        let summary = explanation.pools[0].says.join("\n");
         let word = match source {
             "static" => "listed here: 1 decode",
             "dynamo" => "frontends' /health",
@@ -78,8 +78,8 @@ fn every_source_is_told_of() {
             "envoy_clusters" => "the hosts of the clusters `a` (decode)",
             _ => "register themselves",
         };
-        assert!(said.contains(word), "{said}");
-        assert!(said.contains("256 requests may wait"), "{said}");
+        assert!(summary.contains(word), "{summary}");
+        assert!(summary.contains("256 requests may wait"), "{summary}");
     }
 }
 
@@ -107,10 +107,10 @@ fn what_is_wrong_is_told_with_its_file_and_its_path() {
     document["pools"][0]["prefill"] = json!({"attempts": 0});
     std::fs::write(&path, document.to_string()).unwrap();
     let error = find(Some(&path), None).unwrap_err();
-    let said = error.to_string();
+    let message = error.to_string();
     assert!(
-        said.ends_with("config.json: pools[0].prefill.attempts: must be at least 1"),
-        "{said}"
+        message.ends_with("config.json: pools[0].prefill.attempts: must be at least 1"),
+        "{message}"
     );
     let line: Value = serde_json::from_str(&output::failure_for_machines(&error)).unwrap();
     assert_eq!(line["sound"], false);

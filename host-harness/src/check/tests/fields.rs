@@ -103,11 +103,11 @@ fn a_wrong_type_is_refused_by_its_path() {
     let fields: BTreeSet<_> = wrongs.found.iter().map(|(path, _)| path).collect();
     assert!(fields.len() > 120, "only {} fields", fields.len());
     for (path, document) in &wrongs.found {
-        let said = parse(document).unwrap_err();
+        let error = parse(document).unwrap_err();
         let path = if path.is_empty() { "." } else { path };
         assert!(
-            said.starts_with(&format!("{path}: ")),
-            "{document}\n  is refused with: {said}\n  and not at: {path}"
+            error.starts_with(&format!("{path}: ")),
+            "{document}\n  is refused with: {error}\n  and not at: {path}"
         );
     }
 }
@@ -205,7 +205,7 @@ fn bounds_are_those_that_are_said() {
                 let is_bound = accepted
                     .as_ref()
                     .err()
-                    .is_none_or(|said| said.contains("at least "));
+                    .is_none_or(|error| error.contains("at least "));
                 assert!(is_bound, "{path} = {bound}: {accepted:?}");
                 tried += 1;
             }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use routing::config::Config;
 use serde_json::{Value, json};
 
-use crate::check::bootstrap::{Bootstrap, BootstrapError};
+use crate::check::bootstrap::{Bootstrap, BootstrapReadError};
 use crate::check::traps::{self, Code, Warning};
 
 const SHIPPED: &str = include_str!("../../../../envoy/bootstrap.yaml");
@@ -30,7 +30,7 @@ fn warnings(bootstrap: &Value) -> Vec<Warning> {
     let bootstrap = Bootstrap::parse(bootstrap.to_string().as_bytes()).unwrap();
     let gateways = bootstrap.gateways().unwrap();
     let warn = |gateway| {
-        let document = crate::check::bootstrap::Gateway::configuration(gateway).unwrap();
+        let document = crate::check::bootstrap::FilterOccurrence::configuration(gateway).unwrap();
         let config = Config::parse(&document).unwrap();
         traps::warnings(&bootstrap.root(), gateway, &config)
     };
@@ -185,10 +185,10 @@ fn circuit_breakers() {
             ("max_retries", 3),
         ] {
             let place = format!("{cluster}/circuit_breakers/thresholds/0");
-            let said = format!("{name} {default}");
+            let setting = format!("{name} {default}");
             for value in [Value::Null, json!(default)] {
                 let bootstrap = changed(&place, name, value);
-                is_warned_of(&bootstrap, Code::CircuitBreaker, &place, &[&said]);
+                is_warned_of(&bootstrap, Code::CircuitBreaker, &place, &[&setting]);
             }
         }
         let none = changed(cluster, "circuit_breakers", Value::Null);
@@ -418,13 +418,16 @@ fn a_bootstrap_without_the_filter_is_told_so() {
     let bootstrap = Bootstrap::parse(bootstrap.to_string().as_bytes()).unwrap();
     assert!(matches!(
         bootstrap.gateways(),
-        Err(BootstrapError::NoFilter)
+        Err(BootstrapReadError::NoFilter)
     ));
     let bootstrap = changed(PLUGIN, "configuration", Value::Null);
     let bootstrap = Bootstrap::parse(bootstrap.to_string().as_bytes()).unwrap();
-    let said = bootstrap.gateways().unwrap()[0]
+    let error = bootstrap.gateways().unwrap()[0]
         .configuration()
         .unwrap_err();
-    assert!(matches!(said, BootstrapError::NoConfiguration(_)), "{said}");
+    assert!(
+        matches!(error, BootstrapReadError::NoConfiguration(_)),
+        "{error}"
+    );
     assert!(Bootstrap::parse(b"a: [").is_err());
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::wanted::{Picking, Use, Wanted};
+use super::wanted::{ClusterRequirements, Picking, WantedClusters};
 use super::{Code, DESTINATION, Warning, warning};
 use crate::check::node::Node;
 
@@ -16,7 +16,7 @@ const BREAKERS: [(&str, u64); 4] = [
 ];
 
 /// Checks every needed cluster.
-pub fn check(root: &Node<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
+pub fn check(root: &Node<'_>, wanted: &WantedClusters<'_>) -> Vec<Warning> {
     let list = root.at("static_resources.clusters");
     let clusters = list.items();
     let mut found = Vec::new();
@@ -33,7 +33,12 @@ pub fn check(root: &Node<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
 }
 
 /// A control plane may add clusters later.
-fn missing(root: &Node<'_>, list: &Node<'_>, name: &str, used: &Use) -> Option<Warning> {
+fn missing(
+    root: &Node<'_>,
+    list: &Node<'_>,
+    name: &str,
+    used: &ClusterRequirements,
+) -> Option<Warning> {
     let may_come = root.at("dynamic_resources.cds_config").is_there();
     (!may_come).then(|| {
         warning(
@@ -45,7 +50,7 @@ fn missing(root: &Node<'_>, list: &Node<'_>, name: &str, used: &Use) -> Option<W
     })
 }
 
-fn check_cluster(cluster: &Node<'_>, used: &Use) -> Vec<Warning> {
+fn check_cluster(cluster: &Node<'_>, used: &ClusterRequirements) -> Vec<Warning> {
     let mut found = Vec::new();
     match used.picking {
         Picking::OnlyHost => {}
@@ -76,7 +81,7 @@ fn original_dst(cluster: &Node<'_>) -> Option<Warning> {
     })
 }
 
-fn override_host(cluster: &Node<'_>, used: &Use) -> Option<Warning> {
+fn override_host(cluster: &Node<'_>, used: &ClusterRequirements) -> Option<Warning> {
     let place = cluster.field("load_balancing_policy");
     let first = place.field("policies").items().into_iter().next();
     let policy = first.map(|policy| policy.at("typed_extension_config.typed_config"));
@@ -148,7 +153,7 @@ fn breakers(cluster: &Node<'_>) -> Option<Warning> {
     })
 }
 
-fn members(cluster: &Node<'_>, used: &Use) -> Option<Warning> {
+fn members(cluster: &Node<'_>, used: &ClusterRequirements) -> Option<Warning> {
     let known = hosts(cluster)?;
     let strangers: Vec<_> = used
         .members

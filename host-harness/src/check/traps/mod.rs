@@ -2,7 +2,7 @@
 
 use routing::config::Config;
 
-use super::bootstrap::Gateway;
+use super::bootstrap::FilterOccurrence;
 use super::node::Node;
 
 mod clusters;
@@ -10,7 +10,7 @@ mod filter;
 mod routes;
 mod wanted;
 
-use wanted::Wanted;
+use wanted::WantedClusters;
 
 /// The header that names a request's destination.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -85,8 +85,8 @@ impl Code {
 }
 
 /// All warnings about a bootstrap, for one occurrence of the filter with this configuration.
-pub fn warnings(root: &Node<'_>, gateway: &Gateway<'_>, config: &Config) -> Vec<Warning> {
-    let wanted = Wanted::of(config);
+pub fn warnings(root: &Node<'_>, gateway: &FilterOccurrence<'_>, config: &Config) -> Vec<Warning> {
+    let wanted = WantedClusters::of(config);
     let mut warnings = filter::check(&gateway.plugin, config);
     warnings.extend(routes::check(gateway, &wanted));
     warnings.extend(clusters::check(root, &wanted));

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use routing::handoff::llmd::PREFILLER;
 use routing::request::overrides::{self, SUBSET};
 
-use super::wanted::Wanted;
+use super::wanted::WantedClusters;
 use super::{Code, DESTINATION, Warning, warning};
-use crate::check::bootstrap::Gateway;
+use crate::check::bootstrap::FilterOccurrence;
 use crate::check::node::Node;
 
 /// Bytes of a request that a listener buffers by default.
@@ -18,7 +18,7 @@ const LEAST_BUFFER: u64 = 8 * 1024 * 1024;
 const RETRIES: [&str; 2] = ["x-envoy-max-retries", "x-envoy-retry-on"];
 
 /// Checks all routes of a connection manager that lead to a cluster of requests.
-pub fn check(gateway: &Gateway<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
+pub fn check(gateway: &FilterOccurrence<'_>, wanted: &WantedClusters<'_>) -> Vec<Warning> {
     let table = gateway.manager.field("route_config");
     if !table.is_there() {
         // The routes come from a control plane (RDS), and are not visible.
@@ -64,7 +64,7 @@ pub fn check(gateway: &Gateway<'_>, wanted: &Wanted<'_>) -> Vec<Warning> {
     found
 }
 
-fn check_route(gateway: &Gateway<'_>, host: &Node<'_>, route: &Node<'_>) -> Vec<Warning> {
+fn check_route(gateway: &FilterOccurrence<'_>, host: &Node<'_>, route: &Node<'_>) -> Vec<Warning> {
     let action = route.field("route");
     let weighted = action.at("weighted_clusters.clusters").items();
     let mut found = Vec::new();
@@ -94,7 +94,7 @@ fn led_to<'c>(route: &Node<'_>, clusters: &BTreeSet<&'c str>) -> Vec<&'c str> {
 }
 
 /// The buffer limit of a request: from the route, else its virtual host, else the listener.
-fn buffer(gateway: &Gateway<'_>, host: &Node<'_>, route: &Node<'_>) -> Option<Warning> {
+fn buffer(gateway: &FilterOccurrence<'_>, host: &Node<'_>, route: &Node<'_>) -> Option<Warning> {
     let names = [
         "request_body_buffer_limit",
         "per_request_buffer_limit_bytes",
@@ -102,8 +102,8 @@ fn buffer(gateway: &Gateway<'_>, host: &Node<'_>, route: &Node<'_>) -> Option<Wa
     let mut places = names.map(|name| route.field(name)).to_vec();
     places.extend(names.map(|name| host.field(name)));
     places.push(gateway.listener.field("per_connection_buffer_limit_bytes"));
-    let said = places.into_iter().find(Node::is_there);
-    let (place, limit, whose) = match &said {
+    let configured = places.into_iter().find(Node::is_there);
+    let (place, limit, whose) = match &configured {
         Some(place) => (place.clone(), place.number()?, "this limit"),
         None => (
             route.field("request_body_buffer_limit"),

@@ -11,7 +11,7 @@ use routing::handoff::bootstrap::{Binder, QueriedCluster};
 
 /// Requirements on one cluster, from all pools that name it.
 #[derive(Debug, Default)]
-pub struct Use {
+pub struct ClusterRequirements {
     /// Purposes, to be read after "the pool … ".
     pub purposes: Vec<String>,
     /// How a host is picked.
@@ -38,13 +38,13 @@ pub enum Picking {
 
 /// All clusters that a configuration names.
 #[derive(Debug, Default)]
-pub struct Wanted<'a> {
+pub struct WantedClusters<'a> {
     /// Requirements by cluster name.
-    pub clusters: BTreeMap<&'a str, Use>,
+    pub clusters: BTreeMap<&'a str, ClusterRequirements>,
     requests: BTreeSet<&'a str>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> WantedClusters<'a> {
     /// Reads the requirements from a configuration.
     pub fn of(config: &'a Config) -> Self {
         let mut wanted = Self::default();
@@ -135,7 +135,13 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    fn enter(&mut self, name: &'a str, pool: &Pool, purpose: &str, picking: Picking) -> &mut Use {
+    fn enter(
+        &mut self,
+        name: &'a str,
+        pool: &Pool,
+        purpose: &str,
+        picking: Picking,
+    ) -> &mut ClusterRequirements {
         let entry = self.clusters.entry(name).or_default();
         entry
             .purposes

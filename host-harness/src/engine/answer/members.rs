@@ -6,7 +6,7 @@ use crate::engine::request::Endpoint;
 
 /// Members of one endpoint's answers beyond those of all engines.
 #[derive(Debug)]
-pub(super) struct Members {
+pub(super) struct AnswerMembers {
     /// In an unstreamed answer.
     pub whole: Nulls,
     /// In an unstreamed answer's choice.
@@ -31,7 +31,7 @@ pub(super) struct Members {
 
 const FINGERPRINT: Option<&str> = Some("vllm-0.32.0-simulated");
 
-const NO_MORE: Members = Members {
+const NO_MORE: AnswerMembers = AnswerMembers {
     whole: NONE,
     choice: NONE,
     message: NONE,
@@ -44,7 +44,7 @@ const NO_MORE: Members = Members {
     fingerprint: None,
 };
 
-const CHAT: Members = Members {
+const CHAT: AnswerMembers = AnswerMembers {
     whole: Nulls(&[
         "service_tier",
         "prompt_logprobs",
@@ -70,7 +70,7 @@ const CHAT: Members = Members {
     fingerprint: FINGERPRINT,
 };
 
-const COMPLETIONS: Members = Members {
+const COMPLETIONS: AnswerMembers = AnswerMembers {
     whole: Nulls(&["service_tier", "ec_transfer_params", "metrics"]),
     choice: Nulls(&[
         "stop_reason",
@@ -86,9 +86,9 @@ const COMPLETIONS: Members = Members {
     ..NO_MORE
 };
 
-impl Members {
+impl AnswerMembers {
     /// The members for this endpoint of this engine.
-    pub fn of(dialect: Dialect, endpoint: Endpoint) -> &'static Members {
+    pub fn of(dialect: Dialect, endpoint: Endpoint) -> &'static AnswerMembers {
         match endpoint {
             Endpoint::Chat if dialect.is_vllm() => &CHAT,
             Endpoint::Completions if dialect.is_vllm() => &COMPLETIONS,

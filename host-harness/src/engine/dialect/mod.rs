@@ -83,13 +83,13 @@ pub struct Handoff {
 
 /// The hand-off part of an unstreamed answer.
 #[derive(Default, Serialize)]
-pub struct Written {
+pub struct HandoffFields {
     /// vLLM's, which is `null` without a hand-off.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kv_transfer_params: Option<Option<vllm::Params>>,
+    pub kv_transfer_params: Option<Option<vllm::KvTransferParams>>,
     /// TensorRT-LLM's, which is in the choice.
     #[serde(skip)]
-    pub disaggregated_params: Option<trtllm::Params>,
+    pub disaggregated_params: Option<trtllm::DisaggregatedParams>,
     /// TensorRT-LLM's token ids of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
@@ -112,15 +112,15 @@ impl Handoff {
 
 impl Dialect {
     /// The hand-off part of an unstreamed answer; empty for SGLang.
-    pub fn write(self, handoff: Option<Handoff>) -> Written {
+    pub fn write(self, handoff: Option<Handoff>) -> HandoffFields {
         let kv_transfer_params = match self {
-            Self::Vllm | Self::Llmd => Some(handoff.map(vllm::Params::from)),
+            Self::Vllm | Self::Llmd => Some(handoff.map(vllm::KvTransferParams::from)),
             Self::Mooncake => Some(None),
             Self::Sglang | Self::Trtllm => None,
         };
-        Written {
+        HandoffFields {
             kv_transfer_params,
-            ..Written::default()
+            ..HandoffFields::default()
         }
     }
 

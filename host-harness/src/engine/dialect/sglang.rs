@@ -9,11 +9,11 @@ use serde_json::value::RawValue;
 
 use super::{below, header_rank, read_rank};
 use crate::engine::refusal::Refusal;
-use crate::engine::request::{Bootstrap, Generation};
+use crate::engine::request::{BootstrapFields, Generation};
 
 /// Meeting point of a request's legs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meeting {
+pub struct RoomAddress {
     /// Host of the prefill engine's bootstrap server, an IPv6 address without brackets.
     pub host: String,
     /// Port of the bootstrap server.
@@ -26,7 +26,7 @@ pub struct Meeting {
 ///
 /// # Errors
 /// [`Refusal::BadRequest`] for a `rid` that is no string.
-pub fn rid(bootstrap: &Bootstrap, headers: &HeaderMap) -> Result<String, Refusal> {
+pub fn rid(bootstrap: &BootstrapFields, headers: &HeaderMap) -> Result<String, Refusal> {
     if let Some(rid) = &bootstrap.rid {
         // A batch may have one per prompt; the first stands for all.
         let first = || read::<Vec<String>>(rid)?.into_iter().next();
@@ -44,7 +44,7 @@ pub fn rid(bootstrap: &Bootstrap, headers: &HeaderMap) -> Result<String, Refusal
 ///
 /// # Errors
 /// [`Refusal::MissingRoom`], [`Refusal::BadRoom`] or [`Refusal::WrongBootstrap`].
-pub fn meetings(generation: &Generation, rid: &str) -> Result<Vec<Meeting>, Refusal> {
+pub fn room_addresses(generation: &Generation, rid: &str) -> Result<Vec<RoomAddress>, Refusal> {
     let bootstrap = &generation.bootstrap;
     let sequences = generation.sequences();
     let Some(room) = &bootstrap.room else {
@@ -56,7 +56,7 @@ pub fn meetings(generation: &Generation, rid: &str) -> Result<Vec<Meeting>, Refu
             let why = format!("{room} is one for {sequences} sequences");
             return Err(Refusal::BadRoom(why));
         }
-        return Ok(vec![Meeting::read(host, port, room)?]);
+        return Ok(vec![RoomAddress::read(host, port, room)?]);
     };
     let several = generation.batch || generation.choices > 1;
     if !several || rooms.len() as u64 != sequences {
@@ -72,15 +72,18 @@ pub fn meetings(generation: &Generation, rid: &str) -> Result<Vec<Meeting>, Refu
     };
     let hosts = addresses("bootstrap_host", host)?;
     let ports = addresses("bootstrap_port", port)?;
-    let meetings: Vec<Meeting> = hosts
+    let room_addresses: Vec<RoomAddress> = hosts
         .iter()
         .zip(&ports)
         .zip(&rooms)
-        .map(|((host, port), room)| Meeting::read(Some(host), Some(port), room))
+        .map(|((host, port), room)| RoomAddress::read(Some(host), Some(port), room))
         .collect::<Result<_, _>>()?;
-    let distinct: HashSet<u64> = meetings.iter().map(|meeting| meeting.room).collect();
-    match distinct.len() == meetings.len() {
-        true => Ok(meetings),
+    let distinct: HashSet<u64> = room_addresses
+        .iter()
+        .map(|room_address| room_address.room)
+        .collect();
+    match distinct.len() == room_addresses.len() {
+        true => Ok(room_addresses),
         false => Err(Refusal::BadRoom("is the same for two sequences".into())),
     }
 }
@@ -89,7 +92,7 @@ fn list(value: &RawValue) -> Option<Vec<Box<RawValue>>> {
     read(value)
 }
 
-impl Meeting {
+impl RoomAddress {
     fn read(
         host: Option<&RawValue>,
         port: Option<&RawValue>,
@@ -140,11 +143,11 @@ impl Meeting {
     ///
     /// # Errors
     /// [`Refusal::RankConflict`].
-    pub fn check_rank(&self, asked: Option<u64>, dp_size: u32) -> Result<(), Refusal> {
+    pub fn check_rank(&self, requested: Option<u64>, dp_size: u32) -> Result<(), Refusal> {
         let implied = self.rank(dp_size);
-        match asked {
-            Some(asked) if asked != implied => Err(Refusal::RankConflict {
-                asked,
+        match requested {
+            Some(requested) if requested != implied => Err(Refusal::RankConflict {
+                requested,
                 room: self.room,
                 implied,
             }),
@@ -158,7 +161,7 @@ impl Meeting {
 /// # Errors
 /// [`Refusal::BadRank`] if the engine has no such rank, or the body's and the header's differ.
 pub fn routed_rank(
-    bootstrap: &Bootstrap,
+    bootstrap: &BootstrapFields,
     headers: &HeaderMap,
     dp_size: u32,
 ) -> Result<Option<u64>, Refusal> {
@@ -180,7 +183,7 @@ pub fn routed_rank(
 ///
 /// # Errors
 /// [`Refusal::BadRank`].
-pub fn prefill_rank(bootstrap: &Bootstrap) -> Result<Option<u64>, Refusal> {
+pub fn prefill_rank(bootstrap: &BootstrapFields) -> Result<Option<u64>, Refusal> {
     let rank = bootstrap.disagg_prefill_dp_rank.as_deref();
     rank.map(|rank| read_rank(rank.get())).transpose()
 }
@@ -213,17 +216,17 @@ mod tests {
     use super::*;
     use crate::engine::request::Endpoint;
 
-    fn read_meeting(fields: &str) -> Result<Meeting, Refusal> {
+    fn read_meeting(fields: &str) -> Result<RoomAddress, Refusal> {
         let body = format!(r#"{{"model":"m","prompt":"x",{fields}}}"#);
         let generation = Generation::parse(Endpoint::Completions, body.as_bytes()).expect("valid");
-        let mut meetings = meetings(&generation, "r")?;
-        Ok(meetings.remove(0))
+        let mut room_addresses = room_addresses(&generation, "r")?;
+        Ok(room_addresses.remove(0))
     }
 
     fn room(text: &str) -> Result<u64, Refusal> {
         let address = r#""bootstrap_host":"127.0.0.1","bootstrap_port":8998"#;
-        let meeting = read_meeting(&format!(r#"{address},"bootstrap_room":{text}"#));
-        meeting.map(|meeting| meeting.room)
+        let room_address = read_meeting(&format!(r#"{address},"bootstrap_room":{text}"#));
+        room_address.map(|room_address| room_address.room)
     }
 
     #[test]
@@ -260,8 +263,8 @@ mod tests {
             (r#""[::1]""#, v6),
             (r#""::1""#, v6),
         ] {
-            let meeting = at(host, "8998").expect(host);
-            assert!(meeting.check_at(own).is_ok(), "{host}");
+            let room_address = at(host, "8998").expect(host);
+            assert!(room_address.check_at(own).is_ok(), "{host}");
         }
         for (host, port) in [(r#""127.0.0.2""#, "8998"), (r#""127.0.0.1""#, "8999")] {
             assert!(at(host, port).expect(host).check_at(v4).is_err());
@@ -290,8 +293,13 @@ mod tests {
             );
             let generation =
                 Generation::parse(Endpoint::Completions, body.as_bytes()).expect("valid");
-            let meetings = meetings(&generation, "r")?;
-            Ok::<_, Refusal>(meetings.iter().map(|one| one.room).collect::<Vec<_>>())
+            let room_addresses = room_addresses(&generation, "r")?;
+            Ok::<_, Refusal>(
+                room_addresses
+                    .iter()
+                    .map(|one| one.room)
+                    .collect::<Vec<_>>(),
+            )
         };
         let hosts = r#"["a","b"]"#;
         for several in [r#""prompt":["x","y"]"#, r#""prompt":"x","n":2"#] {

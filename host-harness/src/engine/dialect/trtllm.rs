@@ -38,7 +38,7 @@ struct ContextLeg {
 
 /// A context leg's answer, in the engine's order.
 #[derive(Clone, Debug, Serialize)]
-pub struct Params {
+pub struct DisaggregatedParams {
     request_type: &'static str,
     first_gen_tokens: Vec<u32>,
     ctx_request_id: Option<u64>,
@@ -48,7 +48,7 @@ pub struct Params {
     ctx_info_endpoint: String,
 }
 
-impl Params {
+impl DisaggregatedParams {
     /// The hand-off of the request `id` from the engine at `endpoint`.
     pub fn new(id: u64, endpoint: String) -> Self {
         // Beyond a float's precision, and with characters that a JSON writer may escape.

@@ -23,7 +23,7 @@ struct Flags {
 
 /// The hand-off's `kv_transfer_params`, in vLLM's order.
 #[derive(Serialize, Deserialize)]
-pub struct Params {
+pub struct KvTransferParams {
     do_remote_prefill: bool,
     do_remote_decode: bool,
     remote_block_ids: Vec<Vec<u32>>,
@@ -47,7 +47,7 @@ struct Newer {
     remote_prefill_cached_tokens: u64,
 }
 
-impl From<Handoff> for Params {
+impl From<Handoff> for KvTransferParams {
     fn from(handoff: Handoff) -> Self {
         Self {
             do_remote_prefill: true,
@@ -111,7 +111,7 @@ pub fn check_prefill_leg(generation: &Generation) -> Result<(), Refusal> {
 /// [`Refusal::MissingHandoff`], [`Refusal::WrongHandoff`], or [`Refusal::Invalid`] if it is not an object at all.
 pub fn read(generation: &Generation) -> Result<Handoff, Refusal> {
     let params = pulled_params(generation)?;
-    let remote: Params = serde_json::from_str(params.get())
+    let remote: KvTransferParams = serde_json::from_str(params.get())
         .map_err(|error| Refusal::WrongHandoff(format!("got invalid KVTransferParams: {error}")))?;
     if remote.do_remote_decode {
         return Err(Refusal::WrongHandoff(

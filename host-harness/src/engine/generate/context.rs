@@ -7,18 +7,18 @@ use hyper::StatusCode;
 use tokio::time::Instant;
 
 use super::{Job, Outcome, Ready};
-use crate::engine::bootstrap::{self, NotTaken, Take};
-use crate::engine::dialect::{Written, trtllm};
-use crate::engine::fault::Fate;
+use crate::engine::bootstrap::{self, TakeError, TakeRequest};
+use crate::engine::dialect::{HandoffFields, trtllm};
+use crate::engine::fault::HandoffFate;
 use crate::engine::marker::Marker;
 use crate::engine::refusal::Refusal;
-use crate::engine::rooms::{RoomRefusal, Tenant};
+use crate::engine::rooms::{RoomPrefill, RoomRefusal};
 use crate::engine::{body, pull};
 
 impl Job {
     /// Computes the prompt and holds its KV for a generation leg that repeats this answer.
     pub(super) async fn prefill_context(mut self, local: SocketAddr) -> Outcome {
-        let (id, tenant) = match self.enter_context() {
+        let (id, room_prefill) = match self.enter_context() {
             Ok(entered) => entered,
             Err(refusal) => return Err((self.flight, refusal)),
         };
@@ -28,36 +28,36 @@ impl Job {
         }
         let ended = self.generation.markers.has(Marker::End);
         if let Some(spoil) = self.faults.spoil() {
-            return self.spoil(spoil, (tenant, ready));
+            return self.spoil(spoil, (room_prefill, ready));
         }
         let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-        let params = trtllm::Params::new(id, format!("http://{local}"));
+        let params = trtllm::DisaggregatedParams::new(id, format!("http://{local}"));
         let of = self.kv_of();
         match self.fate() {
-            Fate::HandedOff => {
-                tenant.hand_over(ready.blocks, of, params.seal(&self.answer.usage()));
+            HandoffFate::HandedOff => {
+                room_prefill.hand_over(ready.blocks, of, params.seal(&self.answer.usage()));
             }
-            Fate::Lost => tenant.lose(ready.blocks, of, &self.node.kv),
-            Fate::Dropped => drop((tenant, ready)),
+            HandoffFate::Lost => room_prefill.lose(ready.blocks, of, &self.node.kv),
+            HandoffFate::Dropped => drop((room_prefill, ready)),
         }
-        let content = self.answer.whole(Written {
+        let content = self.answer.whole(HandoffFields {
             disaggregated_params: match self.fate() {
-                Fate::Dropped if ended => Some(params.ended()),
-                Fate::Dropped => None,
-                Fate::HandedOff | Fate::Lost => Some(params),
+                HandoffFate::Dropped if ended => Some(params.ended()),
+                HandoffFate::Dropped => None,
+                HandoffFate::HandedOff | HandoffFate::Lost => Some(params),
             },
             prompt_token_ids: self.generation.ids.take().map(|prompt| prompt.ids),
-            ..Written::default()
+            ..HandoffFields::default()
         });
         self.flight.answered();
         Ok(body::json(StatusCode::OK, content))
     }
 
     /// Checks a context leg and registers its id, which is valid once.
-    fn enter_context(&self) -> Result<(u64, Tenant), Refusal> {
+    fn enter_context(&self) -> Result<(u64, RoomPrefill), Refusal> {
         let id = trtllm::context_id(&self.generation)?;
-        let tenant = self.node.rooms.enter(&id.to_string(), &self.id);
-        Ok((id, tenant.ok_or(Refusal::UsedDisaggId(id))?))
+        let room_prefill = self.node.rooms.enter(&id.to_string(), &self.id);
+        Ok((id, room_prefill.ok_or(Refusal::UsedDisaggId(id))?))
     }
 
     /// Takes the context over. The first token came with it, so that no prompt token is computed here.
@@ -67,7 +67,7 @@ impl Job {
         let uri = pull::address(&context.host, context.port, bootstrap::PATH)
             .map_err(|error| Refusal::WrongHandoff(error.to_string()))?;
         let blocks = node.kv.reserve(self.blocks).await;
-        let take = Take {
+        let take = TakeRequest {
             room: context.id.to_string(),
             prefill_rank: None,
             seal: context.seal,
@@ -82,10 +82,10 @@ impl Job {
     }
 }
 
-fn explain(reason: NotTaken) -> Refusal {
+fn explain(reason: TakeError) -> Refusal {
     let wrong = |why: &str| Refusal::WrongHandoff(why.to_owned());
     match reason {
-        NotTaken::Refused(refused) => match refused.refused {
+        TakeError::Refused(refused) => match refused.refused {
             RoomRefusal::Used => Refusal::UsedHandoff,
             RoomRefusal::Expired => Refusal::ExpiredHandoff,
             RoomRefusal::Lost => Refusal::LostHandoff,
@@ -95,8 +95,8 @@ fn explain(reason: NotTaken) -> Refusal {
             RoomRefusal::Unknown | RoomRefusal::RankConflict => wrong("no such disagg_request_id"),
             RoomRefusal::PrefillFailed => wrong("the context of this disagg_request_id failed"),
         },
-        NotTaken::TimedOut => Refusal::UnreachableHandoff("timed out".into()),
-        NotTaken::Unreachable(why) | NotTaken::Lost(why) => Refusal::UnreachableHandoff(why),
-        NotTaken::NoServer(why) => Refusal::WrongHandoff(why),
+        TakeError::TimedOut => Refusal::UnreachableHandoff("timed out".into()),
+        TakeError::Unreachable(why) | TakeError::Lost(why) => Refusal::UnreachableHandoff(why),
+        TakeError::NoServer(why) => Refusal::WrongHandoff(why),
     }
 }

@@ -5,24 +5,24 @@ use hyper::StatusCode;
 
 use super::{Events, Job, Outcome};
 use crate::engine::body;
-use crate::engine::fault::Spoil;
+use crate::engine::fault::AnswerFault;
 use crate::engine::refusal::Refusal;
 
 impl Job {
     /// Whether a stream's headers go out before its KV is there, where the dialect allows that.
     pub(super) fn streams_at_once(&self) -> bool {
         self.generation.stream
-            && self.faults.spoil() != Some(Spoil::ResetBeforeHeaders)
+            && self.faults.spoil() != Some(AnswerFault::ResetBeforeHeaders)
             && self.poison_to_decode().is_none()
     }
 
     /// The spoilt answer. A silent one keeps `held` until its client leaves.
-    pub(super) fn spoil(self, spoil: Spoil, held: impl Sized + 'static) -> Outcome {
+    pub(super) fn spoil(self, spoil: AnswerFault, held: impl Sized + 'static) -> Outcome {
         let stream = self.generation.stream;
-        if spoil == Spoil::ResetBeforeHeaders {
+        if spoil == AnswerFault::ResetBeforeHeaders {
             return Err((self.flight, Refusal::ResetByFault));
         }
-        if spoil == Spoil::Empty && !stream {
+        if spoil == AnswerFault::Empty && !stream {
             self.flight.refused(&Refusal::EmptiedByFault);
             return Ok(body::json(StatusCode::OK, Bytes::new()));
         }
@@ -37,11 +37,11 @@ impl Job {
     }
 
     /// The same after the headers have been sent.
-    pub(super) async fn spoil_events(self, spoil: Spoil, events: &Events) {
+    pub(super) async fn spoil_events(self, spoil: AnswerFault, events: &Events) {
         match spoil {
-            Spoil::Silent => std::future::pending().await,
-            Spoil::Empty => self.flight.refused(&Refusal::EmptiedByFault),
-            Spoil::ResetBeforeHeaders | Spoil::ResetAfterHeaders => {
+            AnswerFault::Silent => std::future::pending().await,
+            AnswerFault::Empty => self.flight.refused(&Refusal::EmptiedByFault),
+            AnswerFault::ResetBeforeHeaders | AnswerFault::ResetAfterHeaders => {
                 self.flight.refused(&Refusal::ResetByFault);
                 events.break_off();
             }

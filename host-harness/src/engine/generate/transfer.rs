@@ -7,17 +7,17 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Job, Outcome, Ready};
-use crate::engine::bootstrap::{self, NotTaken, Take};
+use crate::engine::bootstrap::{self, TakeError, TakeRequest};
 use crate::engine::dialect::{asked_rank, mooncake};
-use crate::engine::fault::Fate;
+use crate::engine::fault::HandoffFate;
 use crate::engine::refusal::Refusal;
-use crate::engine::rooms::{RoomRefusal, Tenant};
+use crate::engine::rooms::{RoomPrefill, RoomRefusal};
 use crate::engine::{body, pull};
 
 impl Job {
     /// Computes the prompt and offers its KV under the transfer's id. The answer does not mention it.
     pub(super) async fn prefill_transfer(mut self) -> Outcome {
-        let (tenant, engine_id) = match self.offer() {
+        let (room_prefill, engine_id) = match self.offer() {
             Ok(offer) => offer,
             Err(refusal) => return Err((self.flight, refusal)),
         };
@@ -26,12 +26,14 @@ impl Job {
             return Err((self.flight, refusal));
         }
         if let Some(spoil) = self.faults.spoil() {
-            return self.spoil(spoil, (tenant, ready));
+            return self.spoil(spoil, (room_prefill, ready));
         }
         match self.fate() {
-            Fate::HandedOff => tenant.hand_over(ready.blocks, self.kv_of(), json!(engine_id)),
-            Fate::Lost => tenant.lose(ready.blocks, self.kv_of(), &self.node.kv),
-            Fate::Dropped => drop((tenant, ready)),
+            HandoffFate::HandedOff => {
+                room_prefill.hand_over(ready.blocks, self.kv_of(), json!(engine_id))
+            }
+            HandoffFate::Lost => room_prefill.lose(ready.blocks, self.kv_of(), &self.node.kv),
+            HandoffFate::Dropped => drop((room_prefill, ready)),
         }
         let content = self.answer.whole(self.node.config.dialect.write(None));
         self.flight.answered();
@@ -39,14 +41,17 @@ impl Job {
     }
 
     /// Checks a prefill leg and opens its transfer; also returns the id of the rank that runs the leg.
-    fn offer(&self) -> Result<(Tenant, String), Refusal> {
+    fn offer(&self) -> Result<(RoomPrefill, String), Refusal> {
         let node = &self.node;
         let dp_size = node.config.dp_size;
         let transfer = mooncake::transfer_id(&self.generation)?;
         let rank = mooncake::prefill_rank(&self.headers, dp_size)?;
-        let tenant = node.rooms.enter(&transfer, &self.id);
-        let tenant = tenant.ok_or(Refusal::UsedHandoff)?;
-        Ok((tenant, mooncake::rank_id(&node.engine_id, rank, dp_size)))
+        let room_prefill = node.rooms.enter(&transfer, &self.id);
+        let room_prefill = room_prefill.ok_or(Refusal::UsedHandoff)?;
+        Ok((
+            room_prefill,
+            mooncake::rank_id(&node.engine_id, rank, dp_size),
+        ))
     }
 
     /// Takes the transfer over; the last prompt token is computed here, with the first output token.
@@ -62,7 +67,7 @@ impl Job {
         let uri = pull::address(&transfer.host, transfer.port, bootstrap::PATH)
             .map_err(|error| wrong(error.to_string()))?;
         let blocks = node.kv.reserve(self.blocks).await;
-        let take = Take {
+        let take = TakeRequest {
             room: transfer.id,
             prefill_rank: None,
             seal: json!(transfer.engine_id),
@@ -78,10 +83,10 @@ impl Job {
     }
 }
 
-fn explain(reason: NotTaken) -> Refusal {
+fn explain(reason: TakeError) -> Refusal {
     let wrong = |why: &str| Refusal::WrongHandoff(why.to_owned());
     match reason {
-        NotTaken::Refused(refused) => match refused.refused {
+        TakeError::Refused(refused) => match refused.refused {
             RoomRefusal::Used => Refusal::UsedHandoff,
             RoomRefusal::Expired => Refusal::ExpiredHandoff,
             RoomRefusal::Lost => Refusal::LostHandoff,
@@ -91,9 +96,9 @@ fn explain(reason: NotTaken) -> Refusal {
                 Refusal::PartnerFailed("KV load failed: the prefill of the transfer failed".into())
             }
         },
-        NotTaken::TimedOut => wrong("no prefill of this transfer_id came"),
-        NotTaken::Unreachable(why) => Refusal::UnreachableHandoff(why),
-        NotTaken::Lost(why) => Refusal::PartnerFailed(format!("KV load failed: {why}")),
-        NotTaken::NoServer(why) => Refusal::WrongHandoff(why),
+        TakeError::TimedOut => wrong("no prefill of this transfer_id came"),
+        TakeError::Unreachable(why) => Refusal::UnreachableHandoff(why),
+        TakeError::Lost(why) => Refusal::PartnerFailed(format!("KV load failed: {why}")),
+        TakeError::NoServer(why) => Refusal::WrongHandoff(why),
     }
 }

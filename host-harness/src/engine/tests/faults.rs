@@ -105,9 +105,9 @@ async fn a_kept_alive_connection_is_reset_at_its_second_request() {
 async fn metrics_that_hang_leave_the_rest_alone() {
     let (probe, prefill, _) = pair().await;
     probe.order(&prefill, json!({"kind": "hang_metrics"})).await;
-    let asked = probe.send(Method::GET, prefill.address, "/metrics", "");
+    let poll = probe.send(Method::GET, prefill.address, "/metrics", "");
     assert!(
-        tokio::time::timeout(Duration::from_millis(50), asked)
+        tokio::time::timeout(Duration::from_millis(50), poll)
             .await
             .is_err()
     );
@@ -158,9 +158,9 @@ async fn a_request_is_delayed_or_hangs() {
     probe
         .order(&prefill, json!({"kind": "delay", "ms": 60}))
         .await;
-    let asked = Instant::now();
+    let sent = Instant::now();
     let leg = probe.decode(&prefill, false).await;
-    assert!(asked.elapsed() >= Duration::from_millis(60));
+    assert!(sent.elapsed() >= Duration::from_millis(60));
     probe.order(&decode, json!({"kind": "hang"})).await;
     let hung = probe.post(decode.address, CHAT, &leg);
     let hung = tokio::time::timeout(Duration::from_millis(60), hung);
@@ -218,10 +218,10 @@ async fn tokens_drip_and_end() {
     for fault in &faults {
         probe.post(decode.address, "/__fault", fault).await;
     }
-    let asked = Instant::now();
+    let sent = Instant::now();
     let broken = probe.broken(decode.address, &leg).await;
     assert_eq!(tokens(&broken.text), 2, "{}", broken.text);
-    assert!(asked.elapsed() >= Duration::from_millis(60));
+    assert!(sent.elapsed() >= Duration::from_millis(60));
     assert_eq!(probe.state(decode.address).await["failed_by_fault"], 1);
 }
 

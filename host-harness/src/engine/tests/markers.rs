@@ -126,8 +126,8 @@ async fn a_decode_is_slow() {
     let (probe, prefill, decode) = pair().await;
     let prompt = "<|slow-decode|>";
     let leg = decode_leg(prompt, &probe.prefill(&prefill, prompt).await);
-    let asked = Instant::now();
+    let sent = Instant::now();
     assert_eq!(probe.post(decode.address, CHAT, &leg).await.0, 200);
     // Three tokens of 10 ms, times 20, at a speed-up of 20.
-    assert!(asked.elapsed() >= Duration::from_millis(30));
+    assert!(sent.elapsed() >= Duration::from_millis(30));
 }

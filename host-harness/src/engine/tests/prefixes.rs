@@ -14,8 +14,8 @@ fn keeping(config: EngineConfig) -> EngineConfig {
 /// The cached tokens in an answer.
 fn cached(answer: &str) -> u64 {
     let answer = parsed(answer);
-    let told = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
-    told.as_u64().expect("a number")
+    let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+    cached.as_u64().expect("a number")
 }
 
 #[tokio::test]

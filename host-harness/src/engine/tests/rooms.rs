@@ -5,9 +5,9 @@ use super::*;
 /// Sends a request and leaves when the state of `engine` has this value.
 async fn leave_when(to: &Engine, leg: &Value, engine: &Engine, field: &str, value: u64) {
     let probe = Probe::new();
-    let asked = Probe::new();
+    let client = Probe::new();
     tokio::select! {
-        answer = asked.post(to.address, CHAT, leg) => panic!("{answer:?}"),
+        answer = client.post(to.address, CHAT, leg) => panic!("{answer:?}"),
         () = probe.until(engine, field, value) => {}
     }
 }
@@ -244,7 +244,7 @@ async fn a_prefill_that_fails_fails_its_decode() {
 async fn a_prefill_fails_after_its_decode_has_run() {
     let (probe, prefill, decode) = sglang_pair().await;
     let leg = room_leg(&prefill, 1, "<|fail-prefill-late|>");
-    let asked = Instant::now();
+    let sent = Instant::now();
     let (one, other) = tokio::join!(
         async {
             let (status, _) = probe.post(decode.address, CHAT, &leg).await;
@@ -255,7 +255,7 @@ async fn a_prefill_fails_after_its_decode_has_run() {
     );
     assert_eq!(one.0, 200);
     assert_eq!(other.0, 500);
-    assert!(asked.elapsed() >= Duration::from_millis(300));
+    assert!(sent.elapsed() >= Duration::from_millis(300));
     let state = probe.state(prefill.address).await;
     assert_eq!(state["failed_as_marked"], 1);
     assert_eq!(state["blocks_unpulled"], 0);

@@ -121,9 +121,9 @@ async fn health_can_be_made_to_fail_and_to_dawdle() {
     assert_eq!(set(json!({"status": 503})).await, 200);
     assert_eq!(health().await, 503);
     assert_eq!(set(json!({"delay_ms": 30})).await, 200);
-    let asked = Instant::now();
+    let sent = Instant::now();
     assert_eq!(health().await, 200);
-    assert!(asked.elapsed() >= Duration::from_millis(30));
+    assert!(sent.elapsed() >= Duration::from_millis(30));
     for bad in [json!({"status": 99}), json!({"state": 503}), json!(3)] {
         assert_eq!(set(bad).await, 400);
     }

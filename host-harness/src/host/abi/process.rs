@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use wasmtime::{Caller, Linker};
 
 use super::{Answer, GuestCall, Output, Refusal, Span, Status, finish, output, slice, span};
-use crate::host::metrics::{Kind, MetricError};
+use crate::host::metrics::{MetricError, MetricKind};
 use crate::host::state::{Effect, HostState};
 
 type Host<'a> = Caller<'a, HostState>;
@@ -245,7 +245,7 @@ fn dequeue(mut guest: GuestCall<'_>, id: u32, to: Output) -> Answer {
 
 fn define_metric(mut guest: GuestCall<'_>, kind: u32, name: Span, id_at: u32) -> Answer {
     let (memory, state) = guest.parts()?;
-    let kind = Kind::from_abi(kind).ok_or(Status::BadArgument)?;
+    let kind = MetricKind::from_abi(kind).ok_or(Status::BadArgument)?;
     let id = state.process.metrics.define(kind, slice(memory, name)?);
     guest.write_u32(id_at, id)
 }

@@ -15,7 +15,7 @@ use crate::host::upstream::copy_headers;
 const QUEUE: usize = 8;
 
 /// A change at the client.
-pub enum Change {
+pub enum ClientChange {
     /// The client has left.
     Gone,
     /// The client has read: queued pieces can be sent.
@@ -128,15 +128,15 @@ impl Client {
     }
 
     /// Waits until the client has left, or has room for queued pieces.
-    pub async fn next_change(&mut self) -> Change {
+    pub async fn next_change(&mut self) -> ClientChange {
         if let Some(head) = &mut self.head {
             head.closed().await;
-            return Change::Gone;
+            return ClientChange::Gone;
         }
         if self.is_behind() {
             return match self.pieces.reserve().await {
-                Ok(_) => Change::Room,
-                Err(_) => Change::Gone,
+                Ok(_) => ClientChange::Room,
+                Err(_) => ClientChange::Gone,
             };
         }
         // hyper also drops a body after its last declared byte, and one that HTTP does not allow; neither means that the client
@@ -145,7 +145,7 @@ impl Client {
             return std::future::pending().await;
         }
         self.pieces.closed().await;
-        Change::Gone
+        ClientChange::Gone
     }
 
     /// Breaks the connection, so that a truncated answer does not look complete.

@@ -19,7 +19,7 @@ use hyper::{Request, Response};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
-use self::client::{Change, Client};
+use self::client::{Client, ClientChange};
 use self::request::RequestSide;
 use self::response::ResponseSide;
 use super::body::ChannelBody;
@@ -32,7 +32,7 @@ const DELAYED_CLOSE: Duration = Duration::from_secs(1);
 
 /// Origin of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Peer {
+pub struct RequestOrigin {
     /// The client's address.
     pub source: SocketAddr,
     /// Number of the client's connection.
@@ -98,17 +98,17 @@ struct Stream {
 /// Serves one request on this thread. Ends when the plugin's context is deleted.
 pub async fn serve(
     vm: Rc<Vm>,
-    peer: Peer,
+    origin: RequestOrigin,
     request: Request<Incoming>,
     head: oneshot::Sender<Response<ChannelBody>>,
 ) {
     let (parts, body) = request.into_parts();
-    let headers = request::intake(&parts, peer);
+    let headers = request::intake(&parts, origin);
     let mut client = Client::new(head, parts.method.as_str().as_bytes());
     let authority = headers.get(b":authority").unwrap_or_default();
     let info = StreamInfo {
-        source: peer.source,
-        connection: peer.connection,
+        source: origin.source,
+        connection: origin.connection,
         route: Arc::clone(vm.process().routes.of(authority)),
         request_id: headers.get(b"x-request-id").unwrap_or_default().to_vec(),
         upstream: None,
@@ -190,8 +190,8 @@ impl Stream {
             frame = next_frame(&mut request.body), if reading => Event::Request(frame),
             () = request.outgoing.drained(), if lagging => Event::UpstreamRoom,
             change = client.next_change() => match change {
-                Change::Gone => Event::ClientGone,
-                Change::Room => Event::ClientRoom,
+                ClientChange::Gone => Event::ClientGone,
+                ClientChange::Room => Event::ClientRoom,
             },
         }
     }

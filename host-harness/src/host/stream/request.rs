@@ -5,7 +5,7 @@ use hyper::Version;
 use hyper::body::{Body, Frame, Incoming};
 use hyper::http::request::Parts;
 
-use super::{Halt, Peer, Source, Step, Stream};
+use super::{Halt, RequestOrigin, Source, Step, Stream};
 use crate::host::body::{BodyError, Outgoing};
 use crate::host::maps::Headers;
 use crate::host::state::{LocalReply, MapSlot};
@@ -55,13 +55,13 @@ impl RequestSide {
 
 /// The headers as Envoy would present them: pseudo-headers first, without the headers of the client's connection, and without
 /// those by which a client could choose a worker or control the proxy.
-pub fn intake(parts: &Parts, peer: Peer) -> Headers {
+pub fn intake(parts: &Parts, origin: RequestOrigin) -> Headers {
     let authority = parts
         .uri
         .authority()
         .map(|authority| authority.as_str().as_bytes())
         .or_else(|| parts.headers.get("host").map(|host| host.as_bytes()));
-    let local = peer.local.to_string();
+    let local = origin.local.to_string();
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let scheme = parts.uri.scheme_str().unwrap_or("http");
     let mut headers = Headers::default();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::clusters::Kind;
+use super::super::clusters::ClusterKind;
 use super::super::routes::{Route, Routes};
 use super::super::steps::Counting;
 use super::super::{Host, HostConfig, HostError};
@@ -84,7 +84,7 @@ pub async fn try_start(
     std::fs::write(&plugin, guest).expect("a temporary file");
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let clusters = ["decode", "prefill"];
-    let clusters = clusters.map(|name| (name.to_owned(), Kind::Static(members.to_vec())));
+    let clusters = clusters.map(|name| (name.to_owned(), ClusterKind::Static(members.to_vec())));
     let host = Host::start(HostConfig {
         listen: any,
         admin: any,

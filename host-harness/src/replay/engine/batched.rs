@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::agenda::Agenda;
-use super::books::{Books, Job};
+use super::event_queue::EventQueue;
+use super::records::{AssignedRequest, RunRecords};
 use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 
 /// Prompt tokens in one step: the default of engines with chunked prefill.
@@ -28,7 +28,7 @@ pub struct Batched<'a> {
     parameters: &'a Parameters,
     workers: Vec<Worker>,
     /// Ends of steps, by worker.
-    agenda: Agenda<usize>,
+    queue: EventQueue<usize>,
 }
 
 /// Work of one worker.
@@ -48,7 +48,7 @@ struct Worker {
 }
 
 struct Prompt {
-    job: Job,
+    job: AssignedRequest,
     left: u64,
 }
 
@@ -62,7 +62,7 @@ struct Answer {
 
 /// A running step: the prompts that end with it. All running answers take part.
 struct Step {
-    ending: Vec<Job>,
+    ending: Vec<AssignedRequest>,
 }
 
 impl<'a> Batched<'a> {
@@ -70,21 +70,21 @@ impl<'a> Batched<'a> {
     pub fn new(parameters: &'a Parameters) -> Self {
         Self {
             parameters,
-            workers: (0..parameters.shape.workers())
+            workers: (0..parameters.workers.total())
                 .map(|_| Worker::default())
                 .collect(),
-            agenda: Agenda::new(),
+            queue: EventQueue::new(),
         }
     }
 
     /// Starts a worker's next step, if the worker is idle and has work.
-    fn start(&mut self, at: usize, now: Duration, books: &mut Books<'_>) {
+    fn start(&mut self, at: usize, now: Duration, records: &mut RunRecords<'_>) {
         let worker = &mut self.workers[at];
         if worker.step.is_some() {
             return;
         }
         worker.admit(self.parameters.capacity());
-        let (tokens, ending) = worker.chunks(now, books);
+        let (tokens, ending) = worker.chunks(now, records);
         let answers = worker.answers.len();
         if tokens == 0 && answers == 0 {
             return;
@@ -93,14 +93,14 @@ impl<'a> Batched<'a> {
         let lasts =
             STEP + answers as f64 * PER_ANSWER + worker.held as f64 / 1000.0 * PER_THOUSAND_HELD;
         let ends = now + seconds(lasts) + self.parameters.prefill_time(tokens);
-        self.agenda.enter(ends, at);
+        self.queue.push(ends, at);
     }
 
     /// Ends a prompt with its first token: the decode worker generates the rest of the answer.
-    fn hand_over(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
-        let request = books.request(job.request);
+    fn hand_over(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
+        let request = records.request(job.request);
         if request.output_tokens == 1 {
-            books.ended(job.request, now);
+            records.ended(job.request, now);
             return;
         }
         self.workers[job.decode].waiting.push_back(Answer {
@@ -129,13 +129,17 @@ impl Worker {
     }
 
     /// The next step's share of the prompts: the number of tokens, and the prompts that end with it.
-    fn chunks(&mut self, now: Duration, books: &mut Books<'_>) -> (u64, Vec<Job>) {
+    fn chunks(
+        &mut self,
+        now: Duration,
+        records: &mut RunRecords<'_>,
+    ) -> (u64, Vec<AssignedRequest>) {
         let (mut budget, mut ending) = (STEP_TOKENS, Vec::new());
         while let Some(prompt) = self.prompts.front_mut()
             && budget > 0
         {
             if prompt.left == prompt.job.tokens {
-                books.prefill_begins(prompt.job.request, now);
+                records.prefill_begins(prompt.job.request, now);
             }
             let chunk = prompt.left.min(budget);
             prompt.left -= chunk;
@@ -149,14 +153,14 @@ impl Worker {
     }
 
     /// Adds a token to each answer; complete answers leave.
-    fn write(&mut self, now: Duration, books: &mut Books<'_>) {
+    fn write(&mut self, now: Duration, records: &mut RunRecords<'_>) {
         self.held += self.answers.len() as u64;
         for answer in &mut self.answers {
             answer.written += 1;
-            books.gap(now - answer.last, 1);
+            records.gap(now - answer.last, 1);
             answer.last = now;
             if answer.written % answer.tokens.div_ceil(REPORTS) == 0 {
-                books.generated(answer.request, answer.written);
+                records.generated(answer.request, answer.written);
             }
         }
         let complete = self
@@ -165,44 +169,44 @@ impl Worker {
         for answer in complete {
             self.reserved -= answer.prompt + answer.tokens;
             self.held -= answer.prompt + answer.written;
-            books.ended(answer.request, now);
+            records.ended(answer.request, now);
         }
     }
 }
 
 impl Engine for Batched<'_> {
-    fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
+    fn begin(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         let left = job.tokens;
         self.workers[job.prefill]
             .prompts
             .push_back(Prompt { job, left });
-        self.start(job.prefill, now, books);
+        self.start(job.prefill, now, records);
     }
 
     fn due(&self) -> Option<Duration> {
-        self.agenda.due()
+        self.queue.due()
     }
 
-    fn advance(&mut self, books: &mut Books<'_>) {
-        let Some((now, at)) = self.agenda.take() else {
+    fn advance(&mut self, records: &mut RunRecords<'_>) {
+        let Some((now, at)) = self.queue.pop() else {
             return;
         };
         let Some(step) = self.workers[at].step.take() else {
             return;
         };
-        self.workers[at].write(now, books);
+        self.workers[at].write(now, records);
         let mut touched = vec![at];
         for job in step.ending {
-            books.first_token(job.request, now);
-            self.hand_over(job, now, books);
+            records.first_token(job.request, now);
+            self.hand_over(job, now, records);
             touched.push(job.decode);
         }
         for at in touched {
-            self.start(at, now, books);
+            self.start(at, now, records);
         }
     }
 
-    fn occupancy(&self, worker: usize, _now: Duration, books: &Books<'_>) -> Occupancy {
+    fn occupancy(&self, worker: usize, _now: Duration, records: &RunRecords<'_>) -> Occupancy {
         let worker = &self.workers[worker];
         let (begun, untouched): (Vec<&Prompt>, Vec<&Prompt>) = worker
             .prompts
@@ -212,13 +216,13 @@ impl Engine for Batched<'_> {
         let of_prompts = begun
             .iter()
             .map(|prompt| {
-                let tokens = books.request(prompt.job.request).prompt_tokens;
+                let tokens = records.request(prompt.job.request).prompt_tokens;
                 tokens.saturating_sub(prompt.left)
             })
             .chain(
                 ending
                     .clone()
-                    .map(|job| books.request(job.request).prompt_tokens),
+                    .map(|job| records.request(job.request).prompt_tokens),
             );
         Occupancy {
             waiting: untouched.len() + worker.waiting.len(),

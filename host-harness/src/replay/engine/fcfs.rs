@@ -5,15 +5,15 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::agenda::Agenda;
-use super::books::{Books, Job};
+use super::event_queue::EventQueue;
+use super::records::{AssignedRequest, RunRecords};
 use super::{Engine, Occupancy, Parameters, REPORTS, seconds};
 
 /// All workers.
 pub struct Fcfs<'a> {
     parameters: &'a Parameters,
     workers: Vec<Worker>,
-    agenda: Agenda<Event>,
+    queue: EventQueue<Event>,
 }
 
 /// Work of one worker.
@@ -33,9 +33,9 @@ struct Answer {
 
 /// An event of a request.
 enum Event {
-    FirstToken(Job),
+    FirstToken(AssignedRequest),
     /// The next part of its answer is complete, counted from 1 to [`REPORTS`].
-    Part(Job, u64),
+    Part(AssignedRequest, u64),
 }
 
 impl<'a> Fcfs<'a> {
@@ -43,25 +43,25 @@ impl<'a> Fcfs<'a> {
     pub fn new(parameters: &'a Parameters) -> Self {
         Self {
             parameters,
-            workers: (0..parameters.shape.workers())
+            workers: (0..parameters.workers.total())
                 .map(|_| Worker::default())
                 .collect(),
-            agenda: Agenda::new(),
+            queue: EventQueue::new(),
         }
     }
 
-    fn answer(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
+    fn answer(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         self.workers[job.decode].answers.push(Answer {
             request: job.request,
             first_token: now,
         });
-        let tokens = books.request(job.request).output_tokens;
+        let tokens = records.request(job.request).output_tokens;
         let token_ms = self.parameters.token_ms;
-        books.gap(seconds(token_ms / 1000.0), tokens - 1);
+        records.gap(seconds(token_ms / 1000.0), tokens - 1);
         for part in 1..=REPORTS {
             let after = (part_of(tokens, part).max(1) - 1) as f64 * token_ms / 1000.0;
-            self.agenda
-                .enter(now + seconds(after), Event::Part(job, part));
+            self.queue
+                .push(now + seconds(after), Event::Part(job, part));
         }
     }
 
@@ -78,42 +78,42 @@ fn part_of(tokens: u64, part: u64) -> u64 {
 }
 
 impl Engine for Fcfs<'_> {
-    fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>) {
+    fn begin(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>) {
         let worker = &mut self.workers[job.prefill];
         let begins = now.max(worker.free_at);
         worker.free_at = begins + self.parameters.prefill_time(job.tokens);
         worker.prompts.push_back(job.request);
-        books.prefill_begins(job.request, begins);
-        self.agenda.enter(worker.free_at, Event::FirstToken(job));
+        records.prefill_begins(job.request, begins);
+        self.queue.push(worker.free_at, Event::FirstToken(job));
     }
 
     fn due(&self) -> Option<Duration> {
-        self.agenda.due()
+        self.queue.due()
     }
 
-    fn advance(&mut self, books: &mut Books<'_>) {
-        match self.agenda.take() {
+    fn advance(&mut self, records: &mut RunRecords<'_>) {
+        match self.queue.pop() {
             None => {}
             Some((now, Event::FirstToken(job))) => {
                 self.workers[job.prefill].prompts.pop_front();
-                books.first_token(job.request, now);
-                self.answer(job, now, books);
+                records.first_token(job.request, now);
+                self.answer(job, now, records);
             }
             Some((now, Event::Part(job, part))) => {
-                let tokens = books.request(job.request).output_tokens;
-                books.generated(job.request, part_of(tokens, part));
+                let tokens = records.request(job.request).output_tokens;
+                records.generated(job.request, part_of(tokens, part));
                 if part == REPORTS {
                     let answers = &mut self.workers[job.decode].answers;
                     answers.retain(|answer| answer.request != job.request);
-                    books.ended(job.request, now);
+                    records.ended(job.request, now);
                 }
             }
         }
     }
 
-    fn occupancy(&self, worker: usize, now: Duration, books: &Books<'_>) -> Occupancy {
+    fn occupancy(&self, worker: usize, now: Duration, records: &RunRecords<'_>) -> Occupancy {
         let worker = &self.workers[worker];
-        let prompt = |request: usize| books.request(request).prompt_tokens;
+        let prompt = |request: usize| records.request(request).prompt_tokens;
         let computing = worker.prompts.front().map(|request| prompt(*request));
         let answers = worker.answers.iter();
         let held = answers.map(|answer| prompt(answer.request) + self.written(answer, now));

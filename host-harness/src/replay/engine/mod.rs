@@ -3,22 +3,22 @@
 //! A router receives what a real one would see: its own choices, the first token of each answer, the answer's growth, and, if it
 //! asks for them, the engines' metrics from time to time.
 
-mod agenda;
 mod batched;
-mod books;
+mod event_queue;
 mod fcfs;
+mod records;
 
 #[cfg(test)]
-pub use books::computed;
-pub use books::{Outcome, Served};
+pub use records::computed;
+pub use records::{ReplayOutcome, ServedRequest};
 
 use std::time::Duration;
 
 use batched::Batched;
-use books::{Books, Job};
 use fcfs::Fcfs;
+use records::{AssignedRequest, RunRecords};
 
-use super::chooser::{Chooser, Shape, Status};
+use super::router_model::{EngineMetrics, RouterModel, WorkerCounts};
 use super::trace::Trace;
 
 /// Arrival of the first request of every trace, since 1970: an arbitrary fixed time.
@@ -52,7 +52,7 @@ pub struct Parameters {
     /// Model of their work.
     pub model: Model,
     /// Their number.
-    pub shape: Shape,
+    pub workers: WorkerCounts,
     /// Blocks of one worker's cache.
     pub kv_blocks: u32,
     /// Tokens per block.
@@ -72,9 +72,9 @@ impl Parameters {
     }
 
     /// A worker's occupancy in the form of an engine's metrics.
-    fn status(&self, occupancy: Occupancy) -> Status {
+    fn engine_metrics(&self, occupancy: Occupancy) -> EngineMetrics {
         let part = occupancy.tokens as f64 / self.capacity() as f64;
-        Status {
+        EngineMetrics {
             waiting: u32::try_from(occupancy.waiting).unwrap_or(u32::MAX),
             running: u32::try_from(occupancy.running).unwrap_or(u32::MAX),
             kv_use: part.min(1.0) as f32,
@@ -95,16 +95,16 @@ fn seconds(seconds: f64) -> Duration {
 /// An engine model: the time of its next event, and the event.
 trait Engine {
     /// Accepts a request whose workers are assigned.
-    fn begin(&mut self, job: Job, now: Duration, books: &mut Books<'_>);
+    fn begin(&mut self, job: AssignedRequest, now: Duration, records: &mut RunRecords<'_>);
 
     /// Time of the next internal event.
     fn due(&self) -> Option<Duration>;
 
     /// Performs that event.
-    fn advance(&mut self, books: &mut Books<'_>);
+    fn advance(&mut self, records: &mut RunRecords<'_>);
 
     /// Occupancy of a worker at that time.
-    fn occupancy(&self, worker: usize, now: Duration, books: &Books<'_>) -> Occupancy;
+    fn occupancy(&self, worker: usize, now: Duration, records: &RunRecords<'_>) -> Occupancy;
 }
 
 /// Load of a worker.
@@ -122,35 +122,35 @@ struct Occupancy {
 pub fn replay(
     trace: &Trace,
     parameters: &Parameters,
-    chooser: &mut dyn Chooser,
+    router: &mut dyn RouterModel,
     arrived: &mut dyn FnMut(),
-) -> Outcome {
-    let mut books = Books::new(trace, parameters, chooser);
+) -> ReplayOutcome {
+    let mut records = RunRecords::new(trace, parameters, router);
     let mut engine: Box<dyn Engine> = match parameters.model {
         Model::Fcfs => Box::new(Fcfs::new(parameters)),
         Model::Batched => Box::new(Batched::new(parameters)),
     };
-    drive(engine.as_mut(), &mut books, parameters, arrived);
-    books.close()
+    drive(engine.as_mut(), &mut records, parameters, arrived);
+    records.close()
 }
 
 fn drive(
     engine: &mut dyn Engine,
-    books: &mut Books<'_>,
+    records: &mut RunRecords<'_>,
     parameters: &Parameters,
     arrived: &mut dyn FnMut(),
 ) {
-    for number in 0..books.requests() {
-        let now = START + books.request(number).arrival;
-        catch_up(engine, books, parameters, now);
-        if let Some(job) = books.arrive(number, now) {
-            engine.begin(job, now, books);
+    for number in 0..records.requests() {
+        let now = START + records.request(number).arrival;
+        catch_up(engine, records, parameters, now);
+        if let Some(job) = records.arrive(number, now) {
+            engine.begin(job, now, records);
         }
         arrived();
     }
     // Reports after the last request change nothing.
     while engine.due().is_some() {
-        engine.advance(books);
+        engine.advance(records);
     }
 }
 
@@ -158,23 +158,23 @@ fn drive(
 /// reported.
 fn catch_up(
     engine: &mut dyn Engine,
-    books: &mut Books<'_>,
+    records: &mut RunRecords<'_>,
     parameters: &Parameters,
     now: Duration,
 ) {
     loop {
-        let told = books.listens().filter(|told| *told <= now);
-        let until = told.unwrap_or(now);
+        let report_at = records.next_report().filter(|report_at| *report_at <= now);
+        let until = report_at.unwrap_or(now);
         while engine.due().is_some_and(|due| due <= until) {
-            engine.advance(books);
+            engine.advance(records);
         }
-        let Some(told) = told else {
+        let Some(report_at) = report_at else {
             return;
         };
-        let all = (0..parameters.shape.workers())
-            .map(|worker| parameters.status(engine.occupancy(worker, told, books)));
-        let all: Vec<Status> = all.collect();
-        books.tell_of_engines(&all, told);
+        let all = (0..parameters.workers.total())
+            .map(|worker| parameters.engine_metrics(engine.occupancy(worker, report_at, records)));
+        let all: Vec<EngineMetrics> = all.collect();
+        records.deliver_metrics(&all, report_at);
     }
 }
 

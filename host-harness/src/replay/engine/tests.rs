@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::replay::chooser::{Held, Place};
-use crate::replay::figures::Figures;
+use crate::replay::figures::PolicyFigures;
 use crate::replay::peers::LeastRequests;
 use crate::replay::peers::plain_cost::PlainCost;
+use crate::replay::router_model::{Reservation, WorkerPair};
 use crate::replay::trace::Request;
 
 fn ms(count: u64) -> Duration {
@@ -17,7 +17,7 @@ fn ms(count: u64) -> Duration {
 fn parameters(model: Model) -> Parameters {
     Parameters {
         model,
-        shape: Shape {
+        workers: WorkerCounts {
             prefill: 2,
             decode: 1,
         },
@@ -36,13 +36,13 @@ fn trace(lines: &str, block_tokens: u32) -> Trace {
 /// Sends requests to these prefill workers in turn; `None`: refuses. Records its calls.
 struct Script {
     workers: Vec<Option<usize>>,
-    told: Rc<RefCell<Vec<String>>>,
+    calls: Rc<RefCell<Vec<String>>>,
 }
 
-struct Seat {
+struct ScriptedReservation {
     name: usize,
-    place: Place,
-    told: Rc<RefCell<Vec<String>>>,
+    pair: WorkerPair,
+    calls: Rc<RefCell<Vec<String>>>,
 }
 
 impl Script {
@@ -50,34 +50,40 @@ impl Script {
         workers.reverse();
         Self {
             workers,
-            told: Rc::default(),
+            calls: Rc::default(),
         }
     }
 }
 
-impl Chooser for Script {
-    fn reserve(&mut self, _request: &Request, _now: Duration) -> Result<Box<dyn Held>, String> {
+impl RouterModel for Script {
+    fn reserve(
+        &mut self,
+        _request: &Request,
+        _now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
         let name = self.workers.len();
         let prefill = self
             .workers
             .pop()
             .unwrap()
             .ok_or_else(|| "busy".to_owned())?;
-        let place = Place { prefill, decode: 2 };
-        let told = Rc::clone(&self.told);
-        Ok(Box::new(Seat { name, place, told }))
+        let pair = WorkerPair { prefill, decode: 2 };
+        let calls = Rc::clone(&self.calls);
+        Ok(Box::new(ScriptedReservation { name, pair, calls }))
     }
 }
 
-impl Seat {
+impl ScriptedReservation {
     fn write(&self, what: &str) {
-        self.told.borrow_mut().push(format!("{} {what}", self.name));
+        self.calls
+            .borrow_mut()
+            .push(format!("{} {what}", self.name));
     }
 }
 
-impl Held for Seat {
-    fn place(&self) -> Place {
-        self.place
+impl Reservation for ScriptedReservation {
+    fn pair(&self) -> WorkerPair {
+        self.pair
     }
 
     fn first_token(&mut self, now: Duration) {
@@ -89,7 +95,7 @@ impl Held for Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ScriptedReservation {
     fn drop(&mut self) {
         self.write("ends");
     }
@@ -105,7 +111,7 @@ const THREE: &str = r#"
 #[test]
 fn fcfs_gives_the_times_worked_out_by_hand() {
     let mut script = Script::new(vec![Some(0), Some(0), Some(1), Some(0)]);
-    let told = Rc::clone(&script.told);
+    let calls = Rc::clone(&script.calls);
     let mut arrived = 0;
     let outcome = replay(
         &trace(THREE, 100),
@@ -159,7 +165,7 @@ fn fcfs_gives_the_times_worked_out_by_hand() {
         "1 has 1",
         "1 ends",
     ];
-    assert_eq!(*told.borrow(), expected);
+    assert_eq!(*calls.borrow(), expected);
 }
 
 #[test]
@@ -203,7 +209,7 @@ fn batched_answers_slow_each_other_down() {
     let line = r#"{"timestamp": 0, "input_length": 1000, "output_length": 3}"#;
     let run = |lines: &str, workers: &[usize]| {
         let mut script = Script::new(workers.iter().copied().map(Some).collect());
-        let told = Rc::clone(&script.told);
+        let calls = Rc::clone(&script.calls);
         let outcome = replay(
             &trace(lines, 512),
             &parameters(Model::Batched),
@@ -211,7 +217,8 @@ fn batched_answers_slow_each_other_down() {
             &mut || {},
         );
         assert_eq!(
-            told.borrow()
+            calls
+                .borrow()
                 .iter()
                 .filter(|what| what.ends_with("ends"))
                 .count(),
@@ -264,12 +271,12 @@ fn a_cost_that_knows_all_beats_counting_requests() {
         );
     }
     let (trace, parameters) = (trace(&lines, 100), parameters(Model::Fcfs));
-    let mean = |chooser: &mut dyn Chooser| {
-        let outcome = replay(&trace, &parameters, chooser, &mut || {});
-        Figures::of(&outcome, 2).ttft_ms.mean
+    let mean = |router: &mut dyn RouterModel| {
+        let outcome = replay(&trace, &parameters, router, &mut || {});
+        PolicyFigures::of(&outcome, 2).ttft_ms.mean
     };
     let cost = mean(&mut PlainCost::new(&parameters, 1));
-    let count = mean(&mut LeastRequests::new(parameters.shape, 1));
+    let count = mean(&mut LeastRequests::new(parameters.workers, 1));
     assert!(cost * 1.5 < count, "{cost} ms and {count} ms");
 }
 
@@ -277,24 +284,28 @@ fn a_cost_that_knows_all_beats_counting_requests() {
 struct Listener {
     script: Script,
     at: Vec<Duration>,
-    heard: Vec<Vec<(u32, u32, f32)>>,
+    reports: Vec<Vec<(u32, u32, f32)>>,
 }
 
-impl Chooser for Listener {
-    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
+impl RouterModel for Listener {
+    fn reserve(
+        &mut self,
+        request: &Request,
+        now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
         self.script.reserve(request, now)
     }
 
-    fn listens(&self) -> Option<Duration> {
-        self.at.get(self.heard.len()).map(|at| START + *at)
+    fn next_report(&self) -> Option<Duration> {
+        self.at.get(self.reports.len()).map(|at| START + *at)
     }
 
-    fn hear(&mut self, engines: &[Status], now: Duration) {
-        assert_eq!(Some(now), self.listens());
-        let told = engines
+    fn on_engine_metrics(&mut self, engines: &[EngineMetrics], now: Duration) {
+        assert_eq!(Some(now), self.next_report());
+        let metrics = engines
             .iter()
             .map(|one| (one.waiting, one.running, one.kv_use));
-        self.heard.push(told.collect());
+        self.reports.push(metrics.collect());
     }
 }
 
@@ -314,7 +325,7 @@ fn engines_tell_what_they_have() {
         let mut listener = Listener {
             script: Script::new(vec![Some(0), Some(0), Some(0), Some(1)]),
             at: [0, 400, 600, 1020, 9000].map(ms).to_vec(),
-            heard: Vec::new(),
+            reports: Vec::new(),
         };
         let lines: Vec<&str> = THREE.trim().lines().take(3).chain([last]).collect();
         replay(
@@ -325,6 +336,6 @@ fn engines_tell_what_they_have() {
         );
         let expected = [early.clone(), one.clone(), two.clone(), late.to_vec()];
         // The report due after the last request is never delivered.
-        assert_eq!(listener.heard, expected, "{}", model.name());
+        assert_eq!(listener.reports, expected, "{}", model.name());
     }
 }

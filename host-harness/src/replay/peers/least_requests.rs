@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::{InFlight, least};
-use crate::replay::chooser::{Chooser, Held, Place, Shape};
+use crate::replay::router_model::{Reservation, RouterModel, WorkerCounts, WorkerPair};
 use crate::replay::trace::Request;
 
 /// Selects the worker with the fewest requests; at random among equals.
@@ -18,20 +18,24 @@ pub struct LeastRequests {
 
 impl LeastRequests {
     /// For idle workers.
-    pub fn new(shape: Shape, seed: u64) -> Self {
+    pub fn new(workers: WorkerCounts, seed: u64) -> Self {
         Self {
-            in_flight: InFlight::new(shape),
+            in_flight: InFlight::new(workers),
             random: StdRng::seed_from_u64(seed),
         }
     }
 }
 
-impl Chooser for LeastRequests {
-    fn reserve(&mut self, _request: &Request, _now: Duration) -> Result<Box<dyn Held>, String> {
-        let place = Place {
+impl RouterModel for LeastRequests {
+    fn reserve(
+        &mut self,
+        _request: &Request,
+        _now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
+        let pair = WorkerPair {
             prefill: least(&self.in_flight.prefill(), &mut self.random),
             decode: self.in_flight.least_decode(&mut self.random),
         };
-        Ok(self.in_flight.book(place))
+        Ok(self.in_flight.book(pair))
     }
 }

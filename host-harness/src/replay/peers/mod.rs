@@ -18,41 +18,41 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-use super::chooser::{Held, Place, Shape};
+use super::router_model::{Reservation, WorkerCounts, WorkerPair};
 
 /// Running requests of each worker.
 #[derive(Debug)]
 struct InFlight {
-    shape: Shape,
+    workers: WorkerCounts,
     counts: Vec<Rc<Cell<u64>>>,
 }
 
 impl InFlight {
-    fn new(shape: Shape) -> Self {
+    fn new(workers: WorkerCounts) -> Self {
         Self {
-            shape,
-            counts: (0..shape.workers()).map(|_| Rc::default()).collect(),
+            workers,
+            counts: (0..workers.total()).map(|_| Rc::default()).collect(),
         }
     }
 
     /// Counts of the prefill workers.
     fn prefill(&self) -> Vec<u64> {
-        let counts = self.counts.iter().take(self.shape.prefill);
+        let counts = self.counts.iter().take(self.workers.prefill);
         counts.map(|count| count.get()).collect()
     }
 
     /// The decode worker with the fewest requests; at random among equals.
     fn least_decode(&self, random: &mut StdRng) -> usize {
-        let counts = self.counts.iter().skip(self.shape.prefill);
+        let counts = self.counts.iter().skip(self.workers.prefill);
         let counts: Vec<u64> = counts.map(|count| count.get()).collect();
-        self.shape.prefill + least(&counts, random)
+        self.workers.prefill + least(&counts, random)
     }
 
-    fn book(&self, place: Place) -> Box<dyn Held> {
+    fn book(&self, pair: WorkerPair) -> Box<dyn Reservation> {
         Box::new(Booking {
-            place,
-            prefill: Some(Counted::new(&self.counts[place.prefill])),
-            _decode: Counted::new(&self.counts[place.decode]),
+            pair,
+            prefill: Some(CountGuard::new(&self.counts[pair.prefill])),
+            _decode: CountGuard::new(&self.counts[pair.decode]),
         })
     }
 }
@@ -68,16 +68,16 @@ fn least(loads: &[u64], random: &mut StdRng) -> usize {
 
 /// One request in a count, until dropped.
 #[derive(Debug)]
-struct Counted(Rc<Cell<u64>>);
+struct CountGuard(Rc<Cell<u64>>);
 
-impl Counted {
+impl CountGuard {
     fn new(count: &Rc<Cell<u64>>) -> Self {
         count.set(count.get() + 1);
         Self(Rc::clone(count))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -86,14 +86,14 @@ impl Drop for Counted {
 /// A request in the counts of its two workers.
 #[derive(Debug)]
 struct Booking {
-    place: Place,
-    prefill: Option<Counted>,
-    _decode: Counted,
+    pair: WorkerPair,
+    prefill: Option<CountGuard>,
+    _decode: CountGuard,
 }
 
-impl Held for Booking {
-    fn place(&self) -> Place {
-        self.place
+impl Reservation for Booking {
+    fn pair(&self) -> WorkerPair {
+        self.pair
     }
 
     fn first_token(&mut self, _now: Duration) {
@@ -108,15 +108,15 @@ mod tests {
     use super::*;
     use rand::SeedableRng;
 
-    const SHAPE: Shape = Shape {
+    const WORKERS: WorkerCounts = WorkerCounts {
         prefill: 2,
         decode: 2,
     };
 
     #[test]
     fn a_request_is_counted_until_its_first_token_and_until_its_end() {
-        let in_flight = InFlight::new(SHAPE);
-        let mut held = in_flight.book(Place {
+        let in_flight = InFlight::new(WORKERS);
+        let mut held = in_flight.book(WorkerPair {
             prefill: 1,
             decode: 2,
         });

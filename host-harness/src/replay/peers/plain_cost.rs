@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 
 use super::{InFlight, least};
 use crate::cache::Cache;
-use crate::replay::chooser::{Chooser, Held, Place};
 use crate::replay::engine::{Parameters, computed};
+use crate::replay::router_model::{Reservation, RouterModel, WorkerPair};
 use crate::replay::trace::Request;
 
 /// Selects the worker with the least sum of wait and own work; at random among equals.
@@ -25,9 +25,9 @@ pub struct PlainCost {
 impl PlainCost {
     /// For workers that are idle and empty.
     pub fn new(parameters: &Parameters, seed: u64) -> Self {
-        let workers = parameters.shape.prefill;
+        let workers = parameters.workers.prefill;
         Self {
-            in_flight: InFlight::new(parameters.shape),
+            in_flight: InFlight::new(parameters.workers),
             caches: (0..workers)
                 .map(|_| Cache::new(parameters.kv_blocks as usize))
                 .collect(),
@@ -45,8 +45,12 @@ impl PlainCost {
     }
 }
 
-impl Chooser for PlainCost {
-    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
+impl RouterModel for PlainCost {
+    fn reserve(
+        &mut self,
+        request: &Request,
+        now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
         let ends: Vec<Duration> = (0..self.caches.len())
             .map(|at| self.ends(at, request, now))
             .collect();
@@ -58,6 +62,6 @@ impl Chooser for PlainCost {
         self.free_at[prefill] = ends[prefill];
         self.caches[prefill].enter(&request.blocks.sequence);
         let decode = self.in_flight.least_decode(&mut self.random);
-        Ok(self.in_flight.book(Place { prefill, decode }))
+        Ok(self.in_flight.book(WorkerPair { prefill, decode }))
     }
 }

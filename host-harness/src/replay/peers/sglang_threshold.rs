@@ -12,8 +12,8 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::InFlight;
-use crate::cache::Already;
-use crate::replay::chooser::{Chooser, Held, Place, Shape};
+use crate::cache::IdentityHasher;
+use crate::replay::router_model::{Reservation, RouterModel, WorkerCounts, WorkerPair};
 use crate::replay::trace::Request;
 
 /// `--cache-threshold`: the share of a prompt that must be known.
@@ -31,17 +31,17 @@ pub struct SglangThreshold {
     /// Requests ever assigned to each prefill worker: among equals the one with the fewest is selected.
     processed: Vec<u64>,
     /// The last worker to get each block.
-    known: HashMap<u64, usize, BuildHasherDefault<Already>>,
+    known: HashMap<u64, usize, BuildHasherDefault<IdentityHasher>>,
     random: StdRng,
 }
 
 impl SglangThreshold {
     /// For workers without known blocks.
-    pub fn new(shape: Shape, block_tokens: u32, seed: u64) -> Self {
+    pub fn new(workers: WorkerCounts, block_tokens: u32, seed: u64) -> Self {
         Self {
-            in_flight: InFlight::new(shape),
+            in_flight: InFlight::new(workers),
             block_tokens,
-            processed: vec![0; shape.prefill],
+            processed: vec![0; workers.prefill],
             known: HashMap::default(),
             random: StdRng::seed_from_u64(seed),
         }
@@ -79,14 +79,18 @@ fn imbalanced(loads: &[u64]) -> bool {
     most - least > BALANCE_ABS && most as f64 > BALANCE_REL * least as f64
 }
 
-impl Chooser for SglangThreshold {
-    fn reserve(&mut self, request: &Request, _now: Duration) -> Result<Box<dyn Held>, String> {
+impl RouterModel for SglangThreshold {
+    fn reserve(
+        &mut self,
+        request: &Request,
+        _now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
         let prefill = self.choose(request);
         self.processed[prefill] += 1;
         let names = request.blocks.sequence.iter();
         self.known.extend(names.map(|name| (*name, prefill)));
         let decode = self.in_flight.least_decode(&mut self.random);
-        Ok(self.in_flight.book(Place { prefill, decode }))
+        Ok(self.in_flight.book(WorkerPair { prefill, decode }))
     }
 }
 
@@ -95,7 +99,7 @@ mod tests {
     use super::*;
     use routing::prefix::Blocks;
 
-    const SHAPE: Shape = Shape {
+    const WORKERS: WorkerCounts = WorkerCounts {
         prefill: 3,
         decode: 1,
     };
@@ -115,14 +119,14 @@ mod tests {
         }
     }
 
-    fn given(router: &mut SglangThreshold, sequence: &[u64]) -> (usize, Box<dyn Held>) {
+    fn given(router: &mut SglangThreshold, sequence: &[u64]) -> (usize, Box<dyn Reservation>) {
         let held = router.reserve(&request(sequence), Duration::ZERO).unwrap();
-        (held.place().prefill, held)
+        (held.pair().prefill, held)
     }
 
     #[test]
     fn a_long_match_wins_and_a_short_one_does_not() {
-        let mut router = SglangThreshold::new(SHAPE, 512, 1);
+        let mut router = SglangThreshold::new(WORKERS, 512, 1);
         let (first, _held) = given(&mut router, &[1, 2]);
         assert_eq!(first, 0);
         let (short, _short) = given(&mut router, &[1, 11, 12, 13]);
@@ -135,12 +139,12 @@ mod tests {
 
     #[test]
     fn out_of_balance_the_shortest_queue_wins() {
-        let mut router = SglangThreshold::new(SHAPE, 512, 1);
+        let mut router = SglangThreshold::new(WORKERS, 512, 1);
         let mut held = Vec::new();
         let workers: Vec<usize> = (0..66)
             .map(|_| {
-                let (worker, seat) = given(&mut router, &[1, 2]);
-                held.push(seat);
+                let (worker, reservation) = given(&mut router, &[1, 2]);
+                held.push(reservation);
                 worker
             })
             .collect();

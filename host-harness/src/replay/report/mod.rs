@@ -8,10 +8,10 @@ use std::fmt::Write;
 use plotters::style::RGBColor;
 
 use super::contender::ALL;
-use super::engine::{Model, Served};
+use super::engine::{Model, ServedRequest};
 use super::figures::imbalance;
-use super::output::{COLUMNS, Column};
-use super::row::Row;
+use super::output::{COLUMNS, TableColumn};
+use super::row::ReplayRow;
 use super::{Comparison, EXPLAINED};
 use crate::plot::{
     Axis, Canvas, DrawError, Line, Points, Scale, escaped, figure, head, hex, lines, tint,
@@ -59,7 +59,7 @@ pub fn page(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     Ok(page)
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[ReplayRow]) -> String {
     let mut table = "<div class=\"scroll\"><table>\n<thead><tr>".to_owned();
     for column in &COLUMNS {
         let _ = write!(
@@ -89,7 +89,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// Whether a row has the best figure of a column, compared as displayed.
-fn is_best(row: &Row, rows: &[Row], column: &Column) -> bool {
+fn is_best(row: &ReplayRow, rows: &[ReplayRow], column: &TableColumn) -> bool {
     let Some(rank) = column.rank else {
         return false;
     };
@@ -100,7 +100,7 @@ fn is_best(row: &Row, rows: &[Row], column: &Column) -> bool {
 }
 
 /// A row's colour: its contender's, paler with each row of that contender before it.
-fn color(row: &Row, rows: &[Row]) -> RGBColor {
+fn color(row: &ReplayRow, rows: &[ReplayRow]) -> RGBColor {
     let mut known = ALL.iter().zip(COLORS);
     let own = known.find(|(one, _)| **one == row.contender);
     let own = own.map_or(RGBColor(0, 0, 0), |(_, color)| color);
@@ -114,7 +114,7 @@ fn color(row: &Row, rows: &[Row]) -> RGBColor {
 }
 
 /// The page's name of a row, distinct among `rows`.
-fn name(row: &Row, rows: &[Row]) -> String {
+fn name(row: &ReplayRow, rows: &[ReplayRow]) -> String {
     let policy = row.contender.name();
     if rows.iter().all(|other| other.gateways == row.gateways) {
         return policy.to_owned();
@@ -126,12 +126,12 @@ fn name(row: &Row, rows: &[Row]) -> String {
 }
 
 /// Id of a row's box in the legend.
-fn id(row: &Row) -> String {
+fn id(row: &ReplayRow) -> String {
     format!("show-{}-{}", row.contender.name(), row.gateways)
 }
 
 /// CSS rules by which a policy's box in the legend hides its lines.
-fn hiding(rows: &[Row]) -> String {
+fn hiding(rows: &[ReplayRow]) -> String {
     let rules = rows.iter().map(|row| {
         let (id, hex) = (id(row), hex(color(row, rows)));
         format!("body:has(#{id}:not(:checked)) polyline[stroke=\"{hex}\"] {{ display: none; }}\n")
@@ -139,7 +139,7 @@ fn hiding(rows: &[Row]) -> String {
     rules.collect()
 }
 
-fn legend(rows: &[Row], comparison: &Comparison<'_>) -> String {
+fn legend(rows: &[ReplayRow], comparison: &Comparison<'_>) -> String {
     let mut legend = "<div class=\"legend\">\n".to_owned();
     for row in rows {
         let (id, hex, name) = (id(row), hex(color(row, rows)), name(row, rows));
@@ -164,11 +164,11 @@ struct Plot<'a> {
     title: String,
     x: Axis,
     y: Axis,
-    points: Box<dyn Fn(&Row) -> Points + 'a>,
+    points: Box<dyn Fn(&ReplayRow) -> Points + 'a>,
 }
 
 /// A figure of several requests together.
-type Together<'a> = Box<dyn Fn(&[&Served]) -> f64 + 'a>;
+type Together<'a> = Box<dyn Fn(&[&ServedRequest]) -> f64 + 'a>;
 
 /// The plots with a line for each policy.
 fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
@@ -183,8 +183,8 @@ fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
         y: axis(unit, scale),
         points: Box::new(move |row| intervals.points(&row.shown.served, &value)),
     };
-    let workers = comparison.parameters.shape.prefill;
-    let busiest = move |of: &[&Served]| imbalance(of.iter().copied(), workers);
+    let workers = comparison.parameters.workers.prefill;
+    let busiest = move |of: &[&ServedRequest]| imbalance(of.iter().copied(), workers);
     let mut plots = vec![
         over_time(
             "TTFT, median of each {per}",
@@ -246,7 +246,7 @@ fn axis(label: &'static str, scale: Scale) -> Axis {
 }
 
 impl Plot<'_> {
-    fn draw(&self, rows: &[Row]) -> Result<String, DrawError> {
+    fn draw(&self, rows: &[ReplayRow]) -> Result<String, DrawError> {
         let drawn = lines(
             Canvas::Wide,
             self.x,
@@ -258,7 +258,7 @@ impl Plot<'_> {
 }
 
 /// A line for each row, the first one's above all others.
-fn policy_lines(rows: &[Row], points: &dyn Fn(&Row) -> Points) -> Vec<Line> {
+fn policy_lines(rows: &[ReplayRow], points: &dyn Fn(&ReplayRow) -> Points) -> Vec<Line> {
     let lines = rows.iter().enumerate().rev();
     lines
         .map(|(at, row)| Line {
@@ -296,13 +296,13 @@ fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     let mut section = "<h2>Each prefill worker</h2>\n<p class=\"note\">A bar for each worker; the line is the mean \
          of the bars. Equal scales down each column.</p>\n<div class=\"bars\">\n"
         .to_owned();
-    let by_worker: Vec<(&Row, Vec<Vec<&Served>>)> = comparison
+    let by_worker: Vec<(&ReplayRow, Vec<Vec<&ServedRequest>>)> = comparison
         .rows
         .iter()
         .map(|row| {
             (
                 row,
-                of_each_worker(&row.shown.served, comparison.parameters.shape.prefill),
+                of_each_worker(&row.shown.served, comparison.parameters.workers.prefill),
             )
         })
         .collect();
@@ -323,7 +323,7 @@ fn workers(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     Ok(section + "</div>\n")
 }
 
-fn of_each_worker(served: &[Served], workers: usize) -> Vec<Vec<&Served>> {
+fn of_each_worker(served: &[ServedRequest], workers: usize) -> Vec<Vec<&ServedRequest>> {
     let mut by_worker = vec![Vec::new(); workers];
     for one in served {
         if let Some(of) = by_worker.get_mut(one.worker) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::plot::Points;
-use crate::replay::engine::Served;
+use crate::replay::engine::ServedRequest;
 use crate::replay::figures::{Spread, hit_rate};
 
 /// Readable interval widths, in seconds.
@@ -51,8 +51,12 @@ impl Intervals {
     }
 
     /// A value for each interval with arrivals, at its middle in minutes.
-    pub fn points(self, served: &[Served], value: impl Fn(&[&Served]) -> f64) -> Points {
-        let mut by_interval: Vec<Vec<&Served>> = vec![Vec::new(); self.count];
+    pub fn points(
+        self,
+        served: &[ServedRequest],
+        value: impl Fn(&[&ServedRequest]) -> f64,
+    ) -> Points {
+        let mut by_interval: Vec<Vec<&ServedRequest>> = vec![Vec::new(); self.count];
         for one in served {
             let at = (one.arrival.as_secs() / self.width) as usize;
             if let Some(interval) = by_interval.get_mut(at) {
@@ -69,28 +73,28 @@ impl Intervals {
 }
 
 /// Distribution of the time to the first token, in seconds.
-pub fn ttft(of: &[&Served]) -> Spread {
+pub fn ttft(of: &[&ServedRequest]) -> Spread {
     Spread::of(of.iter().map(|one| one.ttft.as_secs_f64()))
 }
 
 /// The mean wait, in seconds.
-pub fn wait(of: &[&Served]) -> f64 {
+pub fn wait(of: &[&ServedRequest]) -> f64 {
     Spread::of(of.iter().map(|one| one.wait.as_secs_f64())).mean
 }
 
 /// Milliseconds between two tokens of an answer: the mean over answers with more than one.
-pub fn itl(of: &[&Served]) -> f64 {
+pub fn itl(of: &[&ServedRequest]) -> f64 {
     let each = of.iter().filter_map(|one| one.itl);
     Spread::of(each.map(|itl| itl.as_secs_f64() * 1000.0)).mean
 }
 
 /// Share of prompt tokens found in a cache, in per cent.
-pub fn hits(of: &[&Served]) -> f64 {
+pub fn hits(of: &[&ServedRequest]) -> f64 {
     hit_rate(of.iter().copied()) * 100.0
 }
 
 /// Share of requests with a first token within a time: per cent by seconds.
-pub fn distribution(served: &[Served]) -> Points {
+pub fn distribution(served: &[ServedRequest]) -> Points {
     let mut times: Vec<f64> = served.iter().map(|one| one.ttft.as_secs_f64()).collect();
     times.sort_unstable_by(f64::total_cmp);
     let share = |percent: f64| ((times.len() as f64 * percent / 100.0).ceil() as usize).max(1) - 1;
@@ -104,8 +108,8 @@ pub fn distribution(served: &[Served]) -> Points {
 mod tests {
     use super::*;
 
-    fn served(second: u64, ttft_s: u64) -> Served {
-        Served {
+    fn served(second: u64, ttft_s: u64) -> ServedRequest {
+        ServedRequest {
             arrival: Duration::from_secs(second),
             wait: Duration::ZERO,
             ttft: Duration::from_secs(ttft_s),

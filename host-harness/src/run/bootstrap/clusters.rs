@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{BootstrapError, Settings, list};
 use crate::host::DESTINATION;
-use crate::host::clusters::{Kind, NAME_INTERVAL};
+use crate::host::clusters::{ClusterKind, NAME_INTERVAL};
 use crate::host::names::Name;
 
 /// Writes one cluster for each in the settings: the template's of that name, else one like its first. So breakers, protocol
@@ -27,7 +27,7 @@ pub fn set(
         let pattern = named.unwrap_or(first).clone();
         clusters.push(cluster(pattern, name, kind, admin_pipe)?);
     }
-    let watches = |kind: &Kind| matches!(kind, Kind::Eds(_));
+    let watches = |kind: &ClusterKind| matches!(kind, ClusterKind::Eds(_));
     if settings.clusters.values().any(watches) && bootstrap["node"].is_null() {
         // Envoy accepts endpoints from a file only with a node id and cluster.
         bootstrap["node"] = json!({"id": "pd-router", "cluster": "pd-router"});
@@ -38,10 +38,10 @@ pub fn set(
 fn cluster(
     mut pattern: Value,
     name: &str,
-    kind: &Kind,
+    kind: &ClusterKind,
     admin_pipe: Option<&Path>,
 ) -> Result<Value, BootstrapError> {
-    if *kind == Kind::Admin {
+    if *kind == ClusterKind::Admin {
         let pipe = admin_pipe.ok_or(BootstrapError::Lacks("unix socket for the admin page"))?;
         return Ok(admin(name, pipe));
     }
@@ -58,19 +58,19 @@ fn cluster(
     }
     cluster.insert("name".to_owned(), json!(name));
     let more = match kind {
-        Kind::Static(hosts) => json!({
+        ClusterKind::Static(hosts) => json!({
             "type": "STATIC",
             "load_assignment": load_assignment(name, hosts),
         }),
-        Kind::Eds(path) => json!({
+        ClusterKind::Eds(path) => json!({
             "type": "EDS",
             "eds_cluster_config": {"eds_config": {
                 "path_config_source": {"path": path},
                 "resource_api_version": "V3",
             }},
         }),
-        Kind::Dns(wanted) => resolved(name, wanted),
-        Kind::OriginalDst | Kind::Admin => {
+        ClusterKind::Dns(wanted) => resolved(name, wanted),
+        ClusterKind::OriginalDst | ClusterKind::Admin => {
             cluster.remove("load_balancing_policy");
             json!({
                 "type": "ORIGINAL_DST",

@@ -12,7 +12,7 @@ mod clusters;
 mod routes;
 
 use self::clusters::address;
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 use crate::host::routes::Routes;
 
 /// Values to write.
@@ -26,7 +26,7 @@ pub struct Settings<'a> {
     /// The filter's configuration.
     pub plugin_config: &'a str,
     /// The clusters, with the source of each one's hosts.
-    pub clusters: &'a BTreeMap<String, Kind>,
+    pub clusters: &'a BTreeMap<String, ClusterKind>,
     /// Routes of the requests.
     pub routes: &'a Routes,
     /// Bytes of the largest request body.
@@ -41,7 +41,7 @@ pub enum Callers {
     /// Some pool trusts them: the filter must see the overrides, and decides itself whether to use them.
     Trusted,
     /// No pool trusts them.
-    Anybody,
+    Untrusted,
 }
 
 impl Callers {
@@ -49,7 +49,7 @@ impl Callers {
     pub fn of(config: &Config) -> Self {
         match config.pools.iter().any(|pool| pool.trust_clients) {
             true => Self::Trusted,
-            false => Self::Anybody,
+            false => Self::Untrusted,
         }
     }
 }
@@ -216,7 +216,10 @@ mod tests {
         Routes::all(route("decode", "first"))
     }
 
-    fn settings<'a>(clusters: &'a BTreeMap<String, Kind>, routes: &'a Routes) -> Settings<'a> {
+    fn settings<'a>(
+        clusters: &'a BTreeMap<String, ClusterKind>,
+        routes: &'a Routes,
+    ) -> Settings<'a> {
         Settings {
             listen: at(1),
             admin: at(2),
@@ -225,14 +228,14 @@ mod tests {
             clusters,
             routes,
             buffer_limit: 7,
-            callers: Callers::Anybody,
+            callers: Callers::Untrusted,
         }
     }
 
     fn rendered() -> Value {
         let clusters = BTreeMap::from([
-            ("decode".to_owned(), Kind::Static(vec![at(4), at(5)])),
-            ("elsewhere".to_owned(), Kind::Static(vec![])),
+            ("decode".to_owned(), ClusterKind::Static(vec![at(4), at(5)])),
+            ("elsewhere".to_owned(), ClusterKind::Static(vec![])),
         ]);
         let routes = routes();
         let settings = Settings {
@@ -243,7 +246,7 @@ mod tests {
             clusters: &clusters,
             routes: &routes,
             buffer_limit: 7,
-            callers: Callers::Anybody,
+            callers: Callers::Untrusted,
         };
         render(SHIPPED, &settings, None).unwrap()
     }
@@ -295,10 +298,10 @@ mod tests {
                 .collect();
             names
         };
-        let (trusted, anybody) = (names(Callers::Trusted), names(Callers::Anybody));
+        let (trusted, untrusted) = (names(Callers::Trusted), names(Callers::Untrusted));
         for header in overrides::header_names() {
             assert!(
-                anybody.iter().any(|name| name == header),
+                untrusted.iter().any(|name| name == header),
                 "{header} is not stripped"
             );
             assert!(!trusted.iter().any(|name| name == header));
@@ -354,7 +357,7 @@ mod tests {
         let members = super::super::fleet::Members::of(&config);
         for cluster in shipped["static_resources"]["clusters"].as_array().unwrap() {
             let name = cluster["name"].as_str().unwrap();
-            let Kind::Static(hosts) = &members.clusters[name] else {
+            let ClusterKind::Static(hosts) = &members.clusters[name] else {
                 panic!("{name} is not static");
             };
             assert_eq!(cluster["load_assignment"], load_assignment(name, hosts));
@@ -405,10 +408,13 @@ mod tests {
             server: Some(at(53)),
         };
         let clusters = BTreeMap::from([
-            ("by_file".to_owned(), Kind::Eds("/a/file.json".into())),
-            ("by_name".to_owned(), Kind::Dns(name)),
-            ("decode".to_owned(), Kind::OriginalDst),
-            ("own".to_owned(), Kind::Admin),
+            (
+                "by_file".to_owned(),
+                ClusterKind::Eds("/a/file.json".into()),
+            ),
+            ("by_name".to_owned(), ClusterKind::Dns(name)),
+            ("decode".to_owned(), ClusterKind::OriginalDst),
+            ("own".to_owned(), ClusterKind::Admin),
         ]);
         let routes = routes();
         let settings = settings(&clusters, &routes);
@@ -446,7 +452,7 @@ mod tests {
         let bootstrap = render(SHIPPED, &settings, None).unwrap();
         let hosts = bootstrap.pointer(MANAGER_AT).unwrap();
         let hosts = &hosts["route_config"]["virtual_hosts"];
-        let told: Vec<_> = (0..3)
+        let found: Vec<_> = (0..3)
             .map(|host| {
                 let route = &hosts[host]["routes"][0];
                 json!([
@@ -462,7 +468,7 @@ mod tests {
             json!(["b.test", "second", "b-decode", "second"]),
             json!(["c.test", null, "decode", null]),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
     }
 
     #[test]

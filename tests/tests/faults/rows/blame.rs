@@ -1,4 +1,4 @@
-//! Who is blamed: the worker that fails, however the other one is drawn into it.
+//! Blame: only the faulty worker is ejected, even if the other role's workers are affected.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use tokio::time::sleep;
 
-use crate::row::{Asked, Row, TOKENS, status};
+use crate::row::{AnswerMode, Row, TOKENS, status};
 
-/// Between two requests: one that has failed is passed over for a second.
+/// Pause between two requests: a worker that has failed is avoided for a second.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// One worker of this role always fails, until it is ejected: no other one is, and all clients are answered.
+/// One worker of this role fails until it is ejected: no other worker is, and all clients are answered.
 async fn alone_is_blamed(proxy: Proxy, protocol: Protocol, role: Role) {
     let row = Row::begin(proxy, protocol).await;
-    row.stage.one_does(role, &status(500)).await;
+    row.fixture.inject_one(role, &status(500)).await;
     eventually("it is ejected", GENEROUS, || async {
-        for asked in [Asked::Whole, Asked::Streamed] {
-            row.send(asked).await.expect_tokens(TOKENS);
+        for mode in [AnswerMode::Unstreamed, AnswerMode::Streamed] {
+            row.send(mode).await.expect_tokens(TOKENS);
             sleep(PAUSE).await;
         }
         let ejected = row.ejections().await;
@@ -29,7 +29,7 @@ async fn alone_is_blamed(proxy: Proxy, protocol: Protocol, role: Role) {
         }
     })
     .await;
-    row.blames_only(role).await;
+    row.ejects_only(role).await;
     row.ends().await;
 }
 

@@ -7,16 +7,20 @@ use serde_json::{Value, json};
 
 use crate::row::{BOTH, Row, STREAMED, body};
 
-/// A client of each kind leaves once an engine of this role has its request, and all ends.
+/// A client of each mode leaves once an engine of this role has its request, and all work ends.
 async fn leaves(proxy: Proxy, protocol: Protocol, (role, fault): (Role, &Value)) {
-    for asked in BOTH {
+    for mode in BOTH {
         let row = Row::with_all(proxy, protocol, role, fault).await;
-        let client = row.client(&body(*asked, "a question", 4)).await;
-        row.until_asked(role).await;
+        let client = row.client(&body(*mode, "a question", 4)).await;
+        row.until_requested(role).await;
         drop(client);
-        row.stage.comes_to_rest().await;
-        assert_eq!(row.tried_again().await, [0.0; 3], "for nobody");
-        row.blames_nobody().await;
+        row.fixture.comes_to_rest().await;
+        assert_eq!(
+            row.tried_again().await,
+            [0.0; 3],
+            "no retry without a client"
+        );
+        row.ejects_no_worker().await;
         row.ends_with_resets().await;
     }
 }
@@ -39,12 +43,12 @@ pub async fn client_leaves_before_the_first_token(proxy: Proxy, protocol: Protoc
 pub async fn client_leaves_a_stream(proxy: Proxy, protocol: Protocol) {
     let slow = json!({"kind": "slow_drip", "ms": 50});
     let row = Row::with_all(proxy, protocol, Role::Decode, &slow).await;
-    for asked in STREAMED {
-        let mut client = row.client(&body(*asked, "a long story", 2000)).await;
+    for mode in STREAMED {
+        let mut client = row.client(&body(*mode, "a long story", 2000)).await;
         client.read_until("data:", 3).await;
     }
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }

@@ -6,41 +6,41 @@ use pd_router_e2e::engines::Role;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::row::{Asked, BOTH, Row, STREAMED, WHOLE, assert_said, status};
+use crate::row::{AnswerMode, BOTH, Row, STREAMED, UNSTREAMED, assert_engine_error, status};
 
-/// One of two decode workers does this: another pair does it all again, and the client waits a little longer.
-async fn is_mended(proxy: Proxy, protocol: Protocol, fault: &Value, asked: &[Asked]) -> Row {
-    let row = Row::with_one(proxy, protocol, (Role::Decode, fault), asked).await;
+/// One of two decode workers has the fault: another pair repeats the request, and the client waits a little longer.
+async fn recovers(proxy: Proxy, protocol: Protocol, fault: &Value, modes: &[AnswerMode]) -> Row {
+    let row = Row::with_one(proxy, protocol, (Role::Decode, fault), modes).await;
     let failed = row.got(Role::Decode).await[0];
     assert!(failed > 0, "the worker that fails was never asked");
     assert_eq!(row.tried_again().await, [0.0, 0.0, failed as f64]);
     row
 }
 
-/// All decode workers do this: each request is tried once again, and gives what its client learns.
-async fn is_told(row: &mut Row, fault: &Value, asked: &[Asked]) -> Vec<Reply> {
-    let (replies, recoveries) = is_told_after(row, fault, asked).await;
-    assert_eq!(recoveries, asked.len() as f64, "one each");
+/// All decode workers have the fault: each request is retried once, and its last error reaches the client.
+async fn error_reaches_client(row: &mut Row, fault: &Value, modes: &[AnswerMode]) -> Vec<Reply> {
+    let (replies, recoveries) = fails_on_all(row, fault, modes).await;
+    assert_eq!(recoveries, modes.len() as f64, "one each");
     let got = row.got(Role::Decode).await;
-    let each = vec![asked.len(); got.len()];
-    assert_eq!(got, each, "nobody is asked twice by one request");
+    let each = vec![modes.len(); got.len()];
+    assert_eq!(got, each, "a request tries no worker twice");
     replies
 }
 
-/// The same after so many tries.
-async fn is_told_after(row: &mut Row, fault: &Value, asked: &[Asked]) -> (Vec<Reply>, f64) {
+/// The same for any number of retries; returns it.
+async fn fails_on_all(row: &mut Row, fault: &Value, modes: &[AnswerMode]) -> (Vec<Reply>, f64) {
     row.mark().await;
-    row.stage.all_do(Role::Decode, fault).await;
-    let replies = row.replies(asked).await;
-    row.stage.comes_to_rest().await;
+    row.fixture.inject_all(Role::Decode, fault).await;
+    let replies = row.replies(modes).await;
+    row.fixture.comes_to_rest().await;
     let [_, _, recoveries] = row.tried_again().await;
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     (replies, recoveries)
 }
 
 pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
     let mut row = Row::begin(proxy, protocol).await;
-    row.stage.crew.decode[0].kill().await;
+    row.fixture.engines.decode[0].kill().await;
     row.answers(BOTH).await;
     let [prefills, decodes, recoveries] = row.tried_again().await;
     assert!(decodes > 0.0, "the next one of the list was asked");
@@ -50,55 +50,55 @@ pub async fn decode_refuses(proxy: Proxy, protocol: Protocol) {
         let prefilled = row.got_in_all(Role::Prefill).await;
         assert_eq!(prefilled, answered, "one prefill each: its result is used");
     }
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
 
-    row.stage.crew.kill(Role::Decode).await;
+    row.fixture.engines.kill(Role::Decode).await;
     row.mark().await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(503, "unreachable");
         assert!(reply.header("retry-after").is_some(), "{reply:?}");
     }
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     row.ends().await;
 }
 
 pub async fn decode_answers_4xx(proxy: Proxy, protocol: Protocol) {
     let row = Row::with_all(proxy, protocol, Role::Decode, &status(422)).await;
     row.replies_are_the_engines(422, BOTH).await;
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let fetched = fetched_for_no_client(&row, BOTH);
     assert_eq!(row.got_in_all(Role::Decode).await, BOTH.len() + fetched);
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }
 
-/// Legs that fetch what prefill has computed for a request that decode would not take.
-fn fetched_for_no_client(row: &Row, asked: &[Asked]) -> usize {
+/// Legs that fetch the hand-off of a request that decode refused.
+fn fetched_for_no_client(row: &Row, modes: &[AnswerMode]) -> usize {
     match row.protocol.is_sequential() {
-        true => asked.len(),
+        true => modes.len(),
         false => 0,
     }
 }
 
-/// Another one may take what this one will not: one is asked, with the same hand-off where prefill came first.
+/// Another worker may accept the request: one is tried, with the same hand-off if prefill came first.
 pub async fn decode_answers_429(proxy: Proxy, protocol: Protocol) {
     for code in [429, 404] {
-        let mut row = is_mended(proxy, protocol, &status(code), BOTH).await;
+        let mut row = recovers(proxy, protocol, &status(code), BOTH).await;
         if protocol.is_sequential() {
             let prefilled = row.got_in_all(Role::Prefill).await;
             let failed = row.got(Role::Decode).await[0];
             let answered = row.got_in_all(Role::Decode).await - failed;
             assert_eq!(prefilled, answered, "one prefill each: its result is used");
         }
-        let replies = is_told_after(&mut row, &status(code), BOTH).await.0;
+        let replies = fails_on_all(&mut row, &status(code), BOTH).await.0;
         for reply in replies {
-            assert_said(reply, code);
+            assert_engine_error(reply, code);
         }
         let fetched = fetched_for_no_client(&row, BOTH);
         let got = row.got_in_all(Role::Decode).await;
         match (protocol, code) {
-            // While all are full no new pair begins.
+            // While all workers are full no new pair begins.
             (Protocol::Sglang | Protocol::Aggregated | Protocol::Llmd, 429) => {
                 assert!((BOTH.len()..=2 * BOTH.len()).contains(&got), "{got}");
             }
@@ -109,49 +109,49 @@ pub async fn decode_answers_429(proxy: Proxy, protocol: Protocol) {
 }
 
 pub async fn decode_answers_5xx(proxy: Proxy, protocol: Protocol) {
-    breaks_with_a_status(proxy, protocol, WHOLE).await;
+    breaks_with_a_status(proxy, protocol, UNSTREAMED).await;
 }
 
 pub async fn decode_answers_5xx_to_a_stream(proxy: Proxy, protocol: Protocol) {
     breaks_with_a_status(proxy, protocol, STREAMED).await;
 }
 
-async fn breaks_with_a_status(proxy: Proxy, protocol: Protocol, asked: &[Asked]) {
-    let mut row = is_mended(proxy, protocol, &status(500), asked).await;
-    for reply in is_told(&mut row, &status(500), asked).await {
-        assert_said(reply, 500);
+async fn breaks_with_a_status(proxy: Proxy, protocol: Protocol, modes: &[AnswerMode]) {
+    let mut row = recovers(proxy, protocol, &status(500), modes).await;
+    for reply in error_reaches_client(&mut row, &status(500), modes).await {
+        assert_engine_error(reply, 500);
     }
     row.ends().await;
 }
 
 pub async fn decode_breaks_before_headers(proxy: Proxy, protocol: Protocol) {
-    breaks_without_an_answer(proxy, protocol, WHOLE).await;
+    breaks_without_an_answer(proxy, protocol, UNSTREAMED).await;
 }
 
 pub async fn decode_breaks_before_headers_of_a_stream(proxy: Proxy, protocol: Protocol) {
     breaks_without_an_answer(proxy, protocol, STREAMED).await;
 }
 
-async fn breaks_without_an_answer(proxy: Proxy, protocol: Protocol, asked: &[Asked]) {
+async fn breaks_without_an_answer(proxy: Proxy, protocol: Protocol, modes: &[AnswerMode]) {
     let fault = json!({"kind": "reset_before_headers"});
-    let mut row = is_mended(proxy, protocol, &fault, asked).await;
-    let (replies, recoveries) = is_told_after(&mut row, &fault, asked).await;
+    let mut row = recovers(proxy, protocol, &fault, modes).await;
+    let (replies, recoveries) = fails_on_all(&mut row, &fault, modes).await;
     for reply in replies {
         reply.expect_code(503, "unreachable");
     }
-    // A first reset may be a connection's that the worker had closed: the one that was asked last is asked once more.
-    assert_eq!(recoveries, 2.0 * asked.len() as f64);
+    // A first reset may be that of a closed idle connection: the last worker is tried once more.
+    assert_eq!(recoveries, 2.0 * modes.len() as f64);
     row.ends_with_resets().await;
 }
 
-async fn is_mended_or_told(
+async fn recovers_or_fails(
     proxy: Proxy,
     protocol: Protocol,
-    (fault, asked): (&Value, &[Asked]),
+    (fault, modes): (&Value, &[AnswerMode]),
     (status, code): (u16, &str),
 ) {
-    let mut row = is_mended(proxy, protocol, fault, asked).await;
-    for reply in is_told(&mut row, fault, asked).await {
+    let mut row = recovers(proxy, protocol, fault, modes).await;
+    for reply in error_reaches_client(&mut row, fault, modes).await {
         reply.expect_code(status, code);
     }
     row.ends_with_resets().await;
@@ -159,17 +159,17 @@ async fn is_mended_or_told(
 
 pub async fn decode_answers_nothing(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "empty"});
-    is_mended_or_told(proxy, protocol, (&fault, BOTH), (502, "empty_answer")).await;
+    recovers_or_fails(proxy, protocol, (&fault, BOTH), (502, "empty_answer")).await;
 }
 
 pub async fn decode_hangs(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "hang"});
-    is_mended_or_told(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
+    recovers_or_fails(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
 }
 
 pub async fn decode_is_silent_before_its_first_token(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "silent"});
-    is_mended_or_told(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
+    recovers_or_fails(proxy, protocol, (&fault, BOTH), (504, "decode_timeout")).await;
 }
 
 pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {
@@ -178,8 +178,8 @@ pub async fn decode_breaks_after_headers(proxy: Proxy, protocol: Protocol) {
     for reply in row.replies(BOTH).await {
         reply.expect_code(503, "broken_off");
     }
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_only(Role::Decode).await;
+    row.ejects_only(Role::Decode).await;
     row.ends_with_resets().await;
 }

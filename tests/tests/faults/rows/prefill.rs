@@ -7,15 +7,15 @@ use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
-use crate::row::{Asked, BOTH, CHAT, Row, TOKENS, assert_torn_text, body, status};
+use crate::row::{AnswerMode, BOTH, CHAT, Row, TOKENS, assert_torn_text, body, status};
 
-/// Each prefill that failed was made up for by another one, before its decode or together with it.
+/// Another prefill replaces each failed one, before its decode or together with it.
 async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
     let tried @ [prefills, decodes, recoveries] = row.tried_again().await;
     assert!(failed > 0, "the worker that fails was never asked");
     match row.protocol.is_sequential() {
         true => assert_eq!(tried, [failed as f64, 0.0, 0.0]),
-        // A decode that was heard first was not replaced.
+        // A decode that reported first was not replaced.
         false => {
             let again = prefills + recoveries;
             assert!(
@@ -27,27 +27,27 @@ async fn assert_prefill_was_tried_again(row: &Row, failed: usize) {
     }
 }
 
-/// Decode knows of prefills that went well only.
+/// Decode engines get requests of successful prefills only.
 async fn assert_decode_left_alone(row: &Row) {
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let got = row.got_in_all(Role::Decode).await;
     if row.protocol.is_sequential() {
         assert_eq!(got, 0, "requests to decode engines");
     }
 }
 
-/// One of two prefill workers does this: the other one is asked.
-async fn is_done_by_the_other(proxy: Proxy, protocol: Protocol, fault: &Value) -> Row {
+/// One of two prefill workers has the fault: the other one is tried.
+async fn other_prefill_answers(proxy: Proxy, protocol: Protocol, fault: &Value) -> Row {
     let row = Row::with_one(proxy, protocol, (Role::Prefill, fault), BOTH).await;
     let failed = row.got(Role::Prefill).await[0];
     assert_prefill_was_tried_again(&row, failed).await;
     row
 }
 
-/// All prefill workers do this: the client is told so.
-async fn is_told(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
+/// All prefill workers have the fault: the client gets this error.
+async fn error_reaches_client(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
     row.mark().await;
-    row.stage.all_do(Role::Prefill, fault).await;
+    row.fixture.inject_all(Role::Prefill, fault).await;
     for reply in row.replies(BOTH).await {
         reply.expect_code(status, code);
     }
@@ -55,45 +55,45 @@ async fn is_told(row: &mut Row, fault: &Value, (status, code): (u16, &str)) {
     let got = row.got(Role::Prefill).await;
     assert!(
         got.iter().all(|got| *got <= BOTH.len()),
-        "nobody is asked twice by one request: {got:?}"
+        "a request tries no worker twice: {got:?}"
     );
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
 }
 
 const FAILED: (u16, &str) = (503, "prefill_failed");
 
 pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
     let mut row = Row::begin(proxy, protocol).await;
-    row.stage.crew.prefill[0].kill().await;
+    row.fixture.engines.prefill[0].kill().await;
     match protocol {
         Protocol::Sglang => row.answers_or_breaks_off(BOTH).await,
         _ => row.answers(BOTH).await,
     }
     let [prefills, decodes, recoveries] = row.tried_again().await;
-    // A Mooncake worker may be missed at its bootstrap server before anybody asks it.
-    let asked = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
-    assert!(asked, "it was never asked");
+    // A dead Mooncake worker may be detected at its bootstrap server before any prefill.
+    let expected = prefills + recoveries > 0.0 || protocol == Protocol::Mooncake;
+    assert!(expected, "it was never asked");
     assert_eq!(decodes, 0.0);
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
 
-    row.stage.crew.kill(Role::Prefill).await;
+    row.fixture.engines.kill(Role::Prefill).await;
     row.mark().await;
     for reply in row.replies(BOTH).await {
         reply.expect_error(FAILED.0);
         let code = reply.json()["error"]["code"].clone();
         let other = match protocol {
-            // Of a worker that is gone the engine id is not known any more either.
+            // The engine id of a dead worker is unknown as well.
             Protocol::Mooncake => "prefill_pending",
-            // Decode may be heard first.
+            // Decode may report first.
             Protocol::Sglang => "broken_off",
             _ => FAILED.1,
         };
         assert!(code == FAILED.1 || code == other, "{reply:?}");
     }
     assert_decode_left_alone(&row).await;
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
     match protocol {
-        // Its decode engines refuse rooms of which nobody is left to tell.
+        // Decode engines refuse rooms whose prefill engines are dead.
         Protocol::Sglang => row.ends_with_refusals().await,
         _ => row.ends().await,
     }
@@ -102,59 +102,59 @@ pub async fn prefill_refuses(proxy: Proxy, protocol: Protocol) {
 pub async fn prefill_answers_4xx(proxy: Proxy, protocol: Protocol) {
     let row = Row::with_all(proxy, protocol, Role::Prefill, &status(422)).await;
     row.replies_are_the_engines(422, BOTH).await;
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     let got = row.got_in_all(Role::Prefill).await;
     assert_eq!(got, BOTH.len(), "a refusal is not tried again");
     assert_decode_left_alone(&row).await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }
 
-/// Another one may take what this one will not: one is asked, and no more.
+/// Another worker may accept the request: exactly one is tried.
 pub async fn prefill_answers_429(proxy: Proxy, protocol: Protocol) {
     for code in [429, 404] {
-        let mut row = is_done_by_the_other(proxy, protocol, &status(code)).await;
+        let mut row = other_prefill_answers(proxy, protocol, &status(code)).await;
         row.mark().await;
-        row.stage.all_do(Role::Prefill, &status(code)).await;
+        row.fixture.inject_all(Role::Prefill, &status(code)).await;
         row.replies_are_the_engines(code, BOTH).await;
-        row.stage.comes_to_rest().await;
+        row.fixture.comes_to_rest().await;
         let got = row.got_in_all(Role::Prefill).await;
         assert_eq!(got, 2 * BOTH.len(), "one other is asked");
         assert_decode_left_alone(&row).await;
-        row.blames_only(Role::Prefill).await;
+        row.ejects_only(Role::Prefill).await;
         row.ends().await;
     }
 }
 
 pub async fn prefill_answers_5xx(proxy: Proxy, protocol: Protocol) {
-    let mut row = is_done_by_the_other(proxy, protocol, &status(500)).await;
-    is_told(&mut row, &status(500), FAILED).await;
+    let mut row = other_prefill_answers(proxy, protocol, &status(500)).await;
+    error_reaches_client(&mut row, &status(500), FAILED).await;
     row.ends().await;
 }
 
 pub async fn prefill_passes_its_deadline(proxy: Proxy, protocol: Protocol) {
     let hangs = json!({"kind": "hang"});
-    let mut row = is_done_by_the_other(proxy, protocol, &hangs).await;
-    is_told(&mut row, &hangs, FAILED).await;
+    let mut row = other_prefill_answers(proxy, protocol, &hangs).await;
+    error_reaches_client(&mut row, &hangs, FAILED).await;
     row.ends().await;
 }
 
 pub async fn prefill_breaks_off(proxy: Proxy, protocol: Protocol) {
     for kind in ["reset_before_headers", "reset_after_headers"] {
-        let row = is_done_by_the_other(proxy, protocol, &json!({"kind": kind})).await;
+        let row = other_prefill_answers(proxy, protocol, &json!({"kind": kind})).await;
         row.ends().await;
     }
 }
 
 pub async fn prefill_hands_nothing_off(proxy: Proxy, protocol: Protocol) {
     let fault = json!({"kind": "no_handoff"});
-    let mut row = is_done_by_the_other(proxy, protocol, &fault).await;
-    is_told(&mut row, &fault, (502, "prefill_no_handoff")).await;
+    let mut row = other_prefill_answers(proxy, protocol, &fault).await;
+    error_reaches_client(&mut row, &fault, (502, "prefill_no_handoff")).await;
     row.ends().await;
 }
 
-/// The text and the reason of a whole chat answer, or of a stream of one.
+/// The text and the finish reason of a complete chat answer, unstreamed or streamed.
 fn ending(reply: &Reply) -> (String, Value) {
     let content = reply.header("content-type").unwrap_or_default();
     if !content.starts_with("text/event-stream") {
@@ -182,9 +182,9 @@ fn ending(reply: &Reply) -> (String, Value) {
 
 pub async fn prefill_ends_the_answer(proxy: Proxy, protocol: Protocol) {
     let row = Row::begin(proxy, protocol).await;
-    for asked in BOTH {
-        let body = body(*asked, "this one <|end|>", TOKENS).to_string();
-        let reply = row.stage.gateway.send(Ask::post(CHAT, body)).await;
+    for mode in BOTH {
+        let body = body(*mode, "this one <|end|>", TOKENS).to_string();
+        let reply = row.fixture.gateway.send(Ask::post(CHAT, body)).await;
         let reply = reply.expect(200);
         let (text, reason) = ending(&reply);
         assert!(!text.is_empty() && reason == "stop", "{reply:?}");
@@ -195,17 +195,17 @@ pub async fn prefill_ends_the_answer(proxy: Proxy, protocol: Protocol) {
     assert_eq!(row.got_in_all(Role::Prefill).await, BOTH.len());
     assert_decode_left_alone(&row).await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
-    row.blames_nobody().await;
+    row.ejects_no_worker().await;
     row.ends().await;
 }
 
 pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
     let row = Row::begin(proxy, protocol).await;
-    row.stage
-        .all_do(Role::Decode, &json!({"kind": "slow_drip", "ms": 50}))
+    row.fixture
+        .inject_all(Role::Decode, &json!({"kind": "slow_drip", "ms": 50}))
         .await;
-    // More than a minute of tokens: it does not end by itself.
-    let body = body(Asked::Streamed, "this one <|fail-prefill-late|>", 2000);
+    // More than a minute of tokens: the stream does not end by itself.
+    let body = body(AnswerMode::Streamed, "this one <|fail-prefill-late|>", 2000);
     let mut client = row.client(&body).await;
     client.read_until("data:", 1).await;
     let text = client.read_rest().await;
@@ -215,7 +215,7 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
     assert!(error.is_some(), "an event says why: {text}");
     assert!(error > chunk, "nothing follows it: {text}");
     assert_torn_text(&text);
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     eventually("the reset is counted", GENEROUS, || async {
         match row.counted("pd_router_resets_total").await {
@@ -224,6 +224,6 @@ pub async fn prefill_fails_late(proxy: Proxy, protocol: Protocol) {
         }
     })
     .await;
-    row.blames_only(Role::Prefill).await;
+    row.ejects_only(Role::Prefill).await;
     row.ends_with_resets().await;
 }

@@ -7,24 +7,24 @@ use pd_router_e2e::engines::Role;
 use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
-use crate::row::{Asked, LIMIT_MS, Row, assert_torn_text, body};
+use crate::row::{AnswerMode, LIMIT_MS, Row, assert_torn_text, body};
 
-/// All decode workers do this in the middle of a stream: gives what the client saw, and how long it took.
+/// All decode workers have the fault in the middle of a stream; returns the time until the client sees the end.
 async fn torn(proxy: Proxy, protocol: Protocol, fault: &Value) -> Duration {
     let row = Row::with_all(proxy, protocol, Role::Decode, fault).await;
     let begun = Instant::now();
-    let body = body(Asked::Streamed, "a long story", 2000);
+    let body = body(AnswerMode::Streamed, "a long story", 2000);
     let mut client = row.client(&body).await;
     client.read_until("data:", 1).await;
     let text = client.read_rest().await;
     let took = begun.elapsed();
     assert!(text.contains("token0"), "the first token came: {text}");
     assert_torn_text(&text);
-    row.stage.comes_to_rest().await;
+    row.fixture.comes_to_rest().await;
     assert_eq!(row.tried_again().await, [0.0; 3]);
     assert_eq!(row.counted("pd_router_resets_total").await, 1.0);
-    row.blames_only(Role::Decode).await;
-    // Its first token came: the hand-off was used.
+    row.ejects_only(Role::Decode).await;
+    // The first token came: the hand-off was used.
     row.ends().await;
     took
 }

@@ -1,12 +1,12 @@
 //! Owns the findings on time and CPU: the cost of a request, compared with others under the same load.
 
-use super::{Asked, Finding, Judged, Limit, Verdict, difference};
+use super::{Finding, FindingSpec, Judged, Limit, Verdict, difference};
 use crate::bench::report::contenders::name::{
     BUFFER, DIRECT, EMPTY, NIXL, PARSE, PARSE_TWICE, SMG_NIXL, SMG_SGLANG, UNACCOUNTED, VLLM,
 };
 use crate::bench::report::numbers::short;
-use crate::bench::report::select::{KB, Lack, is_usual, loads, median, paced};
-use crate::bench::results::{Figures, Load, Loading, Row};
+use crate::bench::report::select::{KB, MissingFigure, is_usual, loads, median, paced};
+use crate::bench::results::{Figures, Load, LoopKind, Row};
 
 /// Bytes of a long prompt's body.
 const LONG: usize = 220 * KB;
@@ -29,12 +29,12 @@ fn added(rows: &[Row]) -> Vec<Finding> {
             closed(load, 16) && !load.streamed && load.body_bytes == bytes
         })
     };
-    let small = Asked {
+    let small = FindingSpec {
         number: "1a",
         what: "CPU per request that direct mode adds to a filter that only buffers: 4 KB, 16 connections, whole".to_owned(),
         target: "at most 60 µs".to_owned(),
     };
-    let large = Asked {
+    let large = FindingSpec {
         number: "1b",
         what: "the same at 220 KB, in typed JSON parses of the body in wasm".to_owned(),
         target: "at most 2.5".to_owned(),
@@ -60,7 +60,7 @@ fn added_parses(rows: &[Row], load: &Load) -> Judged {
     let added = cpu(rows, DIRECT, load)? - cpu(rows, BUFFER, load)?;
     let parse = cpu(rows, PARSE_TWICE, load)? - cpu(rows, PARSE, load)?;
     if parse <= 0.0 {
-        return Err(Lack::Unfit(
+        return Err(MissingFigure::Unfit(
             "a second parse of the body cost nothing that could be measured".to_owned(),
         ));
     }
@@ -75,26 +75,26 @@ fn added_parses(rows: &[Row], load: &Load) -> Judged {
 }
 
 /// Streamed or not, the word for it, and the numbers of its findings.
-type Manner = (bool, &'static str, [&'static str; 3]);
+type DeliveryCase = (bool, &'static str, [&'static str; 3]);
 
-const MANNERS: [Manner; 2] = [
+const DELIVERY_CASES: [DeliveryCase; 2] = [
     (false, "whole", ["2a", "2b", "2c"]),
     (true, "streamed", ["2d", "2e", "2f"]),
 ];
 
 fn beside_peers(rows: &[Row]) -> Vec<Finding> {
-    let of_manner = |(streamed, manner, [smg_cpu, vllm_cpu, latency]): Manner| {
+    let of_manner = |(streamed, manner, [smg_cpu, vllm_cpu, latency]): DeliveryCase| {
         let loads = loads(rows, NIXL, |load| {
             is_usual(load) && load.streamed == streamed
         });
-        let cost = |number, peer: &str, most: f64| Asked {
+        let cost = |number, peer: &str, most: f64| FindingSpec {
             number,
             what: format!(
                 "CPU per request, NIXL over Envoy + {peer}: 1 KB, 16 connections, {manner}"
             ),
             target: format!("at most {most}"),
         };
-        let times = Asked {
+        let times = FindingSpec {
             number: latency,
             what: format!("p50 and p99 of NIXL: 1 KB, 16 connections, {manner}"),
             target: "lower than of Envoy + smg and of Envoy + vllm-router".to_owned(),
@@ -108,11 +108,11 @@ fn beside_peers(rows: &[Row]) -> Vec<Finding> {
         all.extend(times.under(&loads, |load| latencies(rows, load)));
         all
     };
-    MANNERS.into_iter().flat_map(of_manner).collect()
+    DELIVERY_CASES.into_iter().flat_map(of_manner).collect()
 }
 
 /// Envoy in front of smg: with the same hand-off if that works, else with the one that does.
-fn smg<'a>(rows: &'a [Row], load: &Load) -> Result<(&'static str, &'a Figures), Lack> {
+fn smg<'a>(rows: &'a [Row], load: &Load) -> Result<(&'static str, &'a Figures), MissingFigure> {
     let of = |contender| median(rows, contender, load).map(|figures| (contender, figures));
     match (of(SMG_NIXL), of(SMG_SGLANG)) {
         (Ok(one), _) | (_, Ok(one)) => Ok(one),
@@ -169,7 +169,7 @@ fn long_prompts(rows: &[Row]) -> Vec<Finding> {
     let streamed = |load: &Load| load.streamed && load.body_bytes == LONG && !paced(load);
     let mut all = Vec::new();
     for (number, count) in [("3a", 20), ("3b", 200)] {
-        let asked = Asked {
+        let spec = FindingSpec {
             number,
             what: format!(
                 "requests/s of direct mode over those of a filter that only buffers: 220 KB, streamed, {count} connections"
@@ -177,15 +177,15 @@ fn long_prompts(rows: &[Row]) -> Vec<Finding> {
             target: "at least 0.85".to_owned(),
         };
         let loads = loads(rows, DIRECT, |load| streamed(load) && closed(load, count));
-        all.extend(asked.under(&loads, |load| throughput(rows, load)));
+        all.extend(spec.under(&loads, |load| throughput(rows, load)));
     }
-    let open = Asked {
+    let open = FindingSpec {
         number: "3c",
         what: "TTFT p50 that direct mode adds to a filter that only buffers: 220 KB, streamed, open loop".to_owned(),
         target: "at most 2 ms".to_owned(),
     };
     let loads = loads(rows, DIRECT, |load| {
-        streamed(load) && load.load == Loading::Open
+        streamed(load) && load.load == LoopKind::Open
     });
     all.extend(open.under(&loads, |load| first_token(rows, load)));
     all
@@ -225,7 +225,7 @@ fn chunks(rows: &[Row]) -> Vec<Finding> {
         ("4a", DIRECT, "with output accounting", 8.0),
         ("4b", UNACCOUNTED, "without output accounting", 3.0),
     ] {
-        let asked = Asked {
+        let spec = FindingSpec {
             number,
             what: format!(
                 "CPU per chunk of an answer that pd-router adds to the empty filter, {how}"
@@ -235,7 +235,7 @@ fn chunks(rows: &[Row]) -> Vec<Finding> {
         let loads = loads(rows, contender, |load| {
             paced(load) && load.body_bytes == KB && load.chunks == Some(CHUNKS)
         });
-        all.extend(asked.under(&loads, |load| added_by_chunk(rows, contender, load, most)));
+        all.extend(spec.under(&loads, |load| added_by_chunk(rows, contender, load, most)));
     }
     all
 }
@@ -251,7 +251,7 @@ fn added_by_chunk(rows: &[Row], contender: &str, load: &Load, most: f64) -> Judg
 }
 
 /// Microseconds of each chunk after the first: the cost of many chunks beyond that of one.
-fn chunk_cost(rows: &[Row], contender: &str, many: &Load) -> Result<f64, Lack> {
+fn chunk_cost(rows: &[Row], contender: &str, many: &Load) -> Result<f64, MissingFigure> {
     let one = Load {
         chunks: Some(1),
         ..many.clone()
@@ -263,9 +263,9 @@ fn chunk_cost(rows: &[Row], contender: &str, many: &Load) -> Result<f64, Lack> {
 }
 
 fn closed(load: &Load, connections: usize) -> bool {
-    load.load == Loading::Closed && load.connections == connections
+    load.load == LoopKind::Closed && load.connections == connections
 }
 
-fn cpu(rows: &[Row], contender: &str, load: &Load) -> Result<f64, Lack> {
+fn cpu(rows: &[Row], contender: &str, load: &Load) -> Result<f64, MissingFigure> {
     median(rows, contender, load).map(|figures| figures.cpu_us_per_request)
 }

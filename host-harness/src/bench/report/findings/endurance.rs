@@ -1,10 +1,10 @@
 //! Owns the findings on memory over many prompts, and on a recorded trace.
 
-use super::{Asked, Finding, Judged, Limit, Verdict, difference};
+use super::{Finding, FindingSpec, Judged, Limit, Verdict, difference};
 use crate::bench::report::contenders::name::{DIRECT, NIXL};
-use crate::bench::report::memory::{Growth, MARK};
+use crate::bench::report::memory::{MARK, MemoryGrowth};
 use crate::bench::report::numbers::{percent, short, thousands};
-use crate::bench::report::select::{KB, Lack, threads};
+use crate::bench::report::select::{KB, MissingFigure, threads};
 use crate::bench::results::{MemoryRow, TraceRow};
 
 /// Findings 5.
@@ -19,12 +19,12 @@ pub fn memory(rows: &[MemoryRow]) -> Vec<Finding> {
             .filter(|row| row.contender == contender && row.body_bytes == 16 * KB)
             .collect();
         let mark = thousands(MARK as f64);
-        let until = Asked {
+        let until = FindingSpec {
             number: grown,
             what: format!("memory that {mark} distinct prompts of 16 KB take, each VM, {mode}"),
             target: "at most 64 MB".to_owned(),
         };
-        let after = Asked {
+        let after = FindingSpec {
             number: flat,
             what: format!("its growth from there, all VMs, {mode}"),
             target: "flat: at most 0.5 MB for 10,000 prompts".to_owned(),
@@ -37,7 +37,7 @@ pub fn memory(rows: &[MemoryRow]) -> Vec<Finding> {
 }
 
 fn grown_by_mark(row: &MemoryRow) -> Judged {
-    let growth = Growth::of(row);
+    let growth = MemoryGrowth::of(row);
     let (start, at_mark) = (growth.start?, growth.at_mark?);
     let each = growth.each_vm?;
     let words = format!(
@@ -51,7 +51,7 @@ fn grown_by_mark(row: &MemoryRow) -> Judged {
 }
 
 fn grown_after(row: &MemoryRow) -> Judged {
-    let growth = Growth::of(row);
+    let growth = MemoryGrowth::of(row);
     let (prompts, end) = growth.end?;
     let rate = growth.after_mark?;
     let words = format!(
@@ -65,12 +65,12 @@ fn grown_after(row: &MemoryRow) -> Judged {
 
 /// Findings 6.
 pub fn trace(rows: &[TraceRow]) -> Vec<Finding> {
-    let first_token = Asked {
+    let first_token = FindingSpec {
         number: "6a",
         what: "conversation trace: pd-router's mean TTFT".to_owned(),
         target: "the lowest of all".to_owned(),
     };
-    let success = Asked {
+    let success = FindingSpec {
         number: "6b",
         what: "conversation trace: pd-router's success rate".to_owned(),
         target: "no lower than any".to_owned(),
@@ -88,8 +88,8 @@ fn is_ours(row: &TraceRow) -> bool {
         && !control.iter().any(|policy| row.contender.contains(policy))
 }
 
-fn absent(why: &str) -> Lack {
-    Lack::Absent(why.to_owned())
+fn absent(why: &str) -> MissingFigure {
+    MissingFigure::Absent(why.to_owned())
 }
 
 fn quickest<'a>(rows: impl Iterator<Item = &'a TraceRow>) -> Option<&'a TraceRow> {
@@ -98,7 +98,7 @@ fn quickest<'a>(rows: impl Iterator<Item = &'a TraceRow>) -> Option<&'a TraceRow
 }
 
 /// The pd-router row that counts, and all rows compared with it.
-fn sides(rows: &[TraceRow]) -> Result<(&TraceRow, impl Iterator<Item = &TraceRow>), Lack> {
+fn sides(rows: &[TraceRow]) -> Result<(&TraceRow, impl Iterator<Item = &TraceRow>), MissingFigure> {
     let ours = quickest(rows.iter().filter(|row| is_ours(row)));
     let ours = ours.ok_or_else(|| absent("pd-router did not play the trace"))?;
     Ok((ours, rows.iter().filter(|row| !is_ours(row))))

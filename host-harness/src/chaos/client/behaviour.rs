@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::chaos::asks::reads_slowly;
 use crate::chaos::judge::Conduct;
 use crate::chaos::pool::SILENCE;
-use crate::chaos::scenario::Crowd;
+use crate::chaos::scenario::ClientMix;
 
 /// How a client behaves during one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct ClientBehaviour {
     /// How the client reads.
     pub reads: Reads,
     /// When the client leaves, if at all.
@@ -73,18 +73,18 @@ const WAYS: [Leaves; 10] = [
     Leaves::After(Duration::from_millis(40)),
 ];
 
-impl Manner {
+impl ClientBehaviour {
     /// Reads at once, to the end.
     pub const GOOD: Self = Self {
         reads: Reads::AtOnce,
         leaves: None,
     };
 
-    /// The client's manner in its request number `turn`.
-    pub fn of(crowd: Crowd, client: usize, turn: usize) -> Self {
-        let reads = match (reads_slowly(crowd, client), crowd) {
+    /// The client's behaviour in its request number `turn`.
+    pub fn of(mix: ClientMix, client: usize, turn: usize) -> Self {
+        let reads = match (reads_slowly(mix, client), mix) {
             (false, _) => Reads::AtOnce,
-            (true, Crowd::SlowReaders) => Reads::Slowly {
+            (true, ClientMix::SlowReaders) => Reads::Slowly {
                 pause: SLOW_PAUSE,
                 stalls_after: STALLS_SOON,
                 stall: SILENCE * LONG_STALL,
@@ -96,7 +96,7 @@ impl Manner {
             },
         };
         // Pairs of clients, so that half of the leavers ask for streams.
-        let leaver = crowd == Crowd::WithLeavers && client % 4 < 2;
+        let leaver = mix == ClientMix::WithLeavers && client % 4 < 2;
         let way = || WAYS.get((client / 4 + turn) % WAYS.len()).copied();
         Self {
             reads,
@@ -114,14 +114,14 @@ impl Manner {
 }
 
 /// Time over which all clients of this kind begin, if it is to be long: the slowest readers must not stall all at once.
-pub fn all_begin_within(crowd: Crowd, client: usize) -> Option<Duration> {
-    let hardly_reads = crowd == Crowd::SlowReaders && reads_slowly(crowd, client);
+pub fn all_begin_within(mix: ClientMix, client: usize) -> Option<Duration> {
+    let hardly_reads = mix == ClientMix::SlowReaders && reads_slowly(mix, client);
     hardly_reads.then_some(LONG_BEGINNING)
 }
 
 /// Bytes that the system may buffer for this client, if limited.
-pub fn window(crowd: Crowd, client: usize) -> Option<u32> {
-    reads_slowly(crowd, client).then_some(SMALL_WINDOW)
+pub fn window(mix: ClientMix, client: usize) -> Option<u32> {
+    reads_slowly(mix, client).then_some(SMALL_WINDOW)
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
         for parity in [0, 1] {
             let clients = (0..CLIENTS).filter(|client| client % 2 == parity);
             let taken: Vec<_> = clients
-                .filter_map(|client| Manner::of(Crowd::WithLeavers, client, 0).leaves)
+                .filter_map(|client| ClientBehaviour::of(ClientMix::WithLeavers, client, 0).leaves)
                 .collect();
             assert!(WAYS.iter().all(|way| taken.contains(way)), "{taken:?}");
             assert_eq!(taken.len(), CLIENTS / 4);
@@ -143,13 +143,13 @@ mod tests {
 
     #[test]
     fn who_reads_slowly_does_not_leave_and_others_do_neither() {
-        let of = |crowd, client| Manner::of(crowd, client, 3);
-        assert_ne!(of(Crowd::WithSlowReaders, 1).reads, Reads::AtOnce);
-        assert!(window(Crowd::WithSlowReaders, 1).is_some());
+        let of = |mix, client| ClientBehaviour::of(mix, client, 3);
+        assert_ne!(of(ClientMix::WithSlowReaders, 1).reads, Reads::AtOnce);
+        assert!(window(ClientMix::WithSlowReaders, 1).is_some());
         for client in 0..CLIENTS {
-            let patient = of(Crowd::Patient, client);
+            let patient = of(ClientMix::Patient, client);
             assert_eq!((patient.reads, patient.leaves), (Reads::AtOnce, None));
-            assert_eq!(of(Crowd::WithSlowReaders, client).leaves, None);
+            assert_eq!(of(ClientMix::WithSlowReaders, client).leaves, None);
         }
     }
 }

@@ -10,15 +10,15 @@ use indicatif::ProgressBar;
 use super::contender::Contender;
 use super::fleet::Engines;
 use super::loads::Stage;
-use super::quality::{Game, Player};
+use super::quality::{TraceContender, TracePlay};
 use super::results::{MemoryRow, Results, Row, TraceRow};
-use super::rounds::{self, Entrant, Numbers, Rounds, WARM_UP};
-use super::stand::{Parts, Stand};
+use super::rounds::{self, Participant, PromptNumbers, Rounds, WARM_UP};
+use super::running_contender::{ContenderFiles, RunningContender};
 use super::{BenchError, machine, memory};
 
 /// The planned measurements.
 #[derive(Debug)]
-pub struct Agenda {
+pub struct BenchPlan {
     /// Contenders under loads.
     pub stages: Vec<Stage>,
     /// Number and length of the rounds.
@@ -27,8 +27,8 @@ pub struct Agenda {
     pub memory: Vec<Contender>,
     /// Prompts after which memory is judged; 0: not measured.
     pub memory_prompts: u64,
-    /// Players of the trace.
-    pub players: Vec<Player>,
+    /// Contenders that play the trace.
+    pub trace_contenders: Vec<TraceContender>,
     /// The trace.
     pub trace: PathBuf,
     /// Number of requests of the trace; 0: not played.
@@ -37,20 +37,21 @@ pub struct Agenda {
     pub speedup: f64,
 }
 
-impl Agenda {
+impl BenchPlan {
     /// Keeps only pd-router and Envoy with lesser filters.
     pub fn leave_peers_out(&mut self) {
         let is_own =
             |contender: Contender| !matches!(contender, Contender::Peer(_) | Contender::Behind(_));
         self.keep_contenders(is_own);
-        self.players
-            .retain(|player| !matches!(player, Player::Peer(_)));
+        self.trace_contenders
+            .retain(|contender| !matches!(contender, TraceContender::Peer(_)));
     }
 
     /// Keeps only contenders with matching names.
     pub fn keep(&mut self, is_kept: impl Fn(&str) -> bool) {
         self.keep_contenders(|contender| is_kept(&contender.name()));
-        self.players.retain(|player| is_kept(player.name()));
+        self.trace_contenders
+            .retain(|contender| is_kept(contender.name()));
     }
 
     fn keep_contenders(&mut self, is_kept: impl Fn(Contender) -> bool) {
@@ -63,7 +64,7 @@ impl Agenda {
 
     /// Whether there is nothing to measure.
     pub fn is_empty(&self) -> bool {
-        self.stages.is_empty() && self.memory.is_empty() && self.players.is_empty()
+        self.stages.is_empty() && self.memory.is_empty() && self.trace_contenders.is_empty()
     }
 }
 
@@ -73,22 +74,22 @@ const START: Duration = Duration::from_secs(3);
 const PROMPT: Duration = Duration::from_micros(800);
 
 /// A running benchmark.
-pub struct Course<'a> {
-    agenda: Agenda,
-    parts: &'a Parts,
+pub struct BenchRun<'a> {
+    plan: BenchPlan,
+    parts: &'a ContenderFiles,
     bar: ProgressBar,
-    numbers: Numbers,
+    numbers: PromptNumbers,
     absent: Vec<String>,
 }
 
-impl<'a> Course<'a> {
+impl<'a> BenchRun<'a> {
     /// A benchmark ready to run.
-    pub fn new(agenda: Agenda, parts: &'a Parts, bar: ProgressBar) -> Self {
+    pub fn new(plan: BenchPlan, parts: &'a ContenderFiles, bar: ProgressBar) -> Self {
         Self {
-            agenda,
+            plan,
             parts,
             bar,
-            numbers: Numbers::default(),
+            numbers: PromptNumbers::default(),
             absent: Vec::new(),
         }
     }
@@ -99,23 +100,23 @@ impl<'a> Course<'a> {
     /// When engines are not available; an unavailable contender is no error.
     pub async fn run(mut self) -> Result<Results, BenchError> {
         let date = machine::now();
-        let game = self.game();
+        let trace_play = self.trace_play();
         self.bar
-            .set_length(milliseconds(self.expected(game.as_ref())));
+            .set_length(milliseconds(self.expected(trace_play.as_ref())));
         let mut rows = Vec::new();
-        for stage in std::mem::take(&mut self.agenda.stages) {
+        for stage in std::mem::take(&mut self.plan.stages) {
             rows.extend(self.stage(&stage).await?);
         }
         let memory = self.memory().await?;
-        let trace = match &game {
-            Some(game) => self.trace(game).await,
+        let trace = match &trace_play {
+            Some(trace_play) => self.trace(trace_play).await,
             None => Vec::new(),
         };
         Ok(Results {
             machine: machine::this(),
             date,
             versions: machine::versions(self.parts),
-            round_s: self.agenda.rounds.lasts.as_secs_f64(),
+            round_s: self.plan.rounds.lasts.as_secs_f64(),
             rows,
             memory,
             trace,
@@ -124,8 +125,8 @@ impl<'a> Course<'a> {
     }
 
     /// Estimated total time, for the progress bar only.
-    fn expected(&self, game: Option<&Game>) -> Duration {
-        let Agenda { stages, rounds, .. } = &self.agenda;
+    fn expected(&self, trace_play: Option<&TracePlay>) -> Duration {
+        let BenchPlan { stages, rounds, .. } = &self.plan;
         let measurement = WARM_UP + rounds.lasts;
         let of_stage = |stage: &Stage| {
             let measurements = stage.measurements() * rounds.number;
@@ -136,13 +137,13 @@ impl<'a> Course<'a> {
             .memory_contenders()
             .map(|one| memory::steps(*one))
             .sum();
-        let players = count(self.agenda.players.len());
-        let trace = game.map(Game::lasts).unwrap_or_default() * players;
+        let trace_contenders = count(self.plan.trace_contenders.len());
+        let trace = trace_play.map(TracePlay::lasts).unwrap_or_default() * trace_contenders;
         stages + self.step() * count(usize::try_from(steps).unwrap_or(usize::MAX)) + trace
     }
 
     fn step(&self) -> Duration {
-        let prompts = self.agenda.memory_prompts / memory::STEPS;
+        let prompts = self.plan.memory_prompts / memory::STEPS;
         PROMPT * u32::try_from(prompts).unwrap_or(u32::MAX)
     }
 
@@ -163,19 +164,27 @@ impl<'a> Course<'a> {
     async fn stage(&mut self, stage: &Stage) -> Result<Vec<Row>, BenchError> {
         let gap = Duration::from_secs_f64(stage.gap_ms / 1000.0);
         let engines = Engines::start(gap).await?;
-        let mut entrants = Vec::new();
+        let mut participants = Vec::new();
         for contender in stage.contenders() {
             let started = self.start(contender, &engines, stage.threads).await;
-            entrants.extend(started.map(|stand| Entrant { contender, stand }));
+            participants.extend(started.map(|running| Participant { contender, running }));
             self.passed(START);
         }
-        let (bar, rounds) = (self.bar.clone(), self.agenda.rounds);
-        let measured = rounds::measure(stage, &entrants, rounds, &mut self.numbers, |who| {
-            bar.set_message(who.name());
-            bar.inc(milliseconds(WARM_UP + rounds.lasts));
-        });
+        let (bar, rounds) = (self.bar.clone(), self.plan.rounds);
+        let measured = rounds::measure(
+            stage,
+            &participants,
+            rounds,
+            &mut self.numbers,
+            |contender| {
+                bar.set_message(contender.name());
+                bar.inc(milliseconds(WARM_UP + rounds.lasts));
+            },
+        );
         let rows = measured.await;
-        let stopping = entrants.into_iter().map(|entrant| entrant.stand.stop());
+        let stopping = participants
+            .into_iter()
+            .map(|participant| participant.running.stop());
         join_all(stopping).await;
         engines.stop().await;
         Ok(rows)
@@ -187,11 +196,11 @@ impl<'a> Course<'a> {
         contender: Contender,
         engines: &Engines,
         threads: u16,
-    ) -> Option<Stand> {
+    ) -> Option<RunningContender> {
         self.bar
             .set_message(format!("starting {}", contender.name()));
-        match Stand::start(contender, engines, threads, self.parts).await {
-            Ok(stand) => Some(stand),
+        match RunningContender::start(contender, engines, threads, self.parts).await {
+            Ok(running) => Some(running),
             Err(why) => {
                 self.miss(&contender.name(), &why);
                 None
@@ -200,8 +209,8 @@ impl<'a> Course<'a> {
     }
 
     fn memory_contenders(&self) -> impl Iterator<Item = &Contender> {
-        let all = self.agenda.memory.iter();
-        all.filter(|_| self.agenda.memory_prompts > 0)
+        let all = self.plan.memory.iter();
+        all.filter(|_| self.plan.memory_prompts > 0)
     }
 
     async fn memory(&mut self) -> Result<Vec<MemoryRow>, BenchError> {
@@ -209,52 +218,57 @@ impl<'a> Course<'a> {
         let mut rows = Vec::new();
         for contender in contenders {
             let engines = Engines::start(Duration::ZERO).await?;
-            if let Some(stand) = self.start(contender, &engines, memory::THREADS).await {
-                rows.extend(self.memory_of(contender, &stand).await);
-                stand.stop().await;
+            if let Some(running) = self.start(contender, &engines, memory::THREADS).await {
+                rows.extend(self.memory_of(contender, &running).await);
+                running.stop().await;
             }
             engines.stop().await;
         }
         Ok(rows)
     }
 
-    async fn memory_of(&mut self, contender: Contender, stand: &Stand) -> Option<MemoryRow> {
+    async fn memory_of(
+        &mut self,
+        contender: Contender,
+        running: &RunningContender,
+    ) -> Option<MemoryRow> {
         let what = format!("memory of {}", contender.name());
         self.bar.set_message(what.clone());
         let (bar, step) = (self.bar.clone(), self.step());
-        let prompts = self.agenda.memory_prompts;
+        let prompts = self.plan.memory_prompts;
         let passed = || bar.inc(milliseconds(step));
-        let measured = memory::measure(contender, stand, prompts, &mut self.numbers, passed).await;
+        let measured =
+            memory::measure(contender, running, prompts, &mut self.numbers, passed).await;
         measured.map_err(|why| self.miss(&what, &why)).ok()
     }
 
     /// The trace, if it exists and is to be played.
-    fn game(&mut self) -> Option<Game> {
-        let Agenda {
-            players,
+    fn trace_play(&mut self) -> Option<TracePlay> {
+        let BenchPlan {
+            trace_contenders,
             trace,
             trace_requests: requests,
             speedup,
             ..
-        } = &self.agenda;
-        if players.is_empty() || *requests == 0 {
+        } = &self.plan;
+        if trace_contenders.is_empty() || *requests == 0 {
             return None;
         }
-        let game = Game::read(trace, *requests, *speedup);
-        game.map_err(|why| self.miss("the trace", &why)).ok()
+        let trace_play = TracePlay::read(trace, *requests, *speedup);
+        trace_play.map_err(|why| self.miss("the trace", &why)).ok()
     }
 
-    async fn trace(&mut self, game: &Game) -> Vec<TraceRow> {
+    async fn trace(&mut self, trace_play: &TracePlay) -> Vec<TraceRow> {
         let mut rows = Vec::new();
-        for player in self.agenda.players.clone() {
-            let what = format!("the trace through {}", player.name());
+        for contender in self.plan.trace_contenders.clone() {
+            let what = format!("the trace through {}", contender.name());
             self.bar.set_message(what.clone());
             let (bar, before) = (self.bar.clone(), self.bar.position());
-            let (lasts, requests) = (game.lasts(), count(game.requests()).max(1));
+            let (lasts, requests) = (trace_play.lasts(), count(trace_play.requests()).max(1));
             let passed = |ended: usize| {
                 bar.set_position(before + milliseconds(lasts * count(ended) / requests));
             };
-            match game.play(player, self.parts, passed).await {
+            match trace_play.play(contender, self.parts, passed).await {
                 Ok(outcome) => {
                     self.absent.extend(outcome.complaint());
                     rows.push(outcome.row);

@@ -25,7 +25,7 @@ pub struct Reply {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub enum LoadConnectionError {
     /// The connection was refused.
     #[error(transparent)]
     Connect(#[from] std::io::Error),
@@ -38,7 +38,7 @@ pub enum LineError {
 }
 
 /// A connection, made when first needed and kept for many requests.
-pub struct Line {
+pub struct LoadConnection {
     to: SocketAddr,
     host: HeaderValue,
     sender: Option<SendRequest<Full<Bytes>>>,
@@ -47,7 +47,7 @@ pub struct Line {
 /// The end of a complete stream.
 const DONE: &[u8] = b"[DONE]";
 
-impl Line {
+impl LoadConnection {
     /// A connection not yet made.
     pub fn new(to: SocketAddr) -> Self {
         let host = HeaderValue::from_str(&to.to_string());
@@ -63,7 +63,11 @@ impl Line {
     ///
     /// # Errors
     /// When there is no complete answer. The next request uses a new connection.
-    pub async fn ask(&mut self, body: Bytes, expected: Expected) -> Result<Reply, LineError> {
+    pub async fn send(
+        &mut self,
+        body: Bytes,
+        expected: AnswerForm,
+    ) -> Result<Reply, LoadConnectionError> {
         let mut sender = match self.sender.take() {
             Some(sender) if !sender.is_closed() => sender,
             _ => self.connect().await?,
@@ -89,8 +93,8 @@ impl Line {
         self.sender = Some(sender);
         let ended = Instant::now();
         let is_whole = match expected {
-            Expected::Stream => memmem::find(&last, DONE).is_some(),
-            Expected::Whole => !last.is_empty(),
+            AnswerForm::Stream => memmem::find(&last, DONE).is_some(),
+            AnswerForm::Unstreamed => !last.is_empty(),
         };
         Ok(Reply {
             begun: begun.unwrap_or(ended),
@@ -99,7 +103,7 @@ impl Line {
         })
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, LineError> {
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, LoadConnectionError> {
         let stream = TcpStream::connect(self.to).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -110,9 +114,9 @@ impl Line {
 
 /// Expected form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expected {
+pub enum AnswerForm {
     /// Events, with `[DONE]` last.
     Stream,
     /// Unstreamed.
-    Whole,
+    Unstreamed,
 }

@@ -15,13 +15,13 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::contender::{Contender, Ours};
+use super::contender::{Contender, OwnSetup};
 use super::fleet::Engines;
-use super::peers::{Fleet, Peer};
-use super::plain::{self, Within};
+use super::peers::{EngineAddresses, Peer};
+use super::plain::{self, FilterReplacement};
 use super::router::{Router, RouterError};
 use super::usage::{self, Usage};
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 use crate::host::steps::Counting;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Files, Gateway, GatewayConfig};
@@ -30,7 +30,7 @@ use routing::config::{Config, ConfigError};
 
 /// Programs and files of the contenders.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Parts {
+pub struct ContenderFiles {
     #[command(flatten)]
     pub files: Files,
     /// The benchmark's filters, which do less than pd-router.
@@ -46,7 +46,7 @@ pub struct Parts {
 }
 
 /// A running contender.
-pub struct Stand {
+pub struct RunningContender {
     /// Address for clients.
     pub address: SocketAddr,
     processes: Vec<Process>,
@@ -64,7 +64,7 @@ enum Process {
 
 /// Why a contender does not run.
 #[derive(Debug, thiserror::Error)]
-pub enum StandError {
+pub enum ContenderError {
     /// Failure of Envoy or the host.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -96,7 +96,7 @@ struct ReadyLine {
     listen: SocketAddr,
 }
 
-impl Stand {
+impl RunningContender {
     /// Starts a contender in front of the engines, with this many worker threads if it is a proxy, and waits until it serves.
     ///
     /// # Errors
@@ -105,33 +105,33 @@ impl Stand {
         contender: Contender,
         engines: &Engines,
         threads: u16,
-        parts: &Parts,
-    ) -> Result<Self, StandError> {
+        parts: &ContenderFiles,
+    ) -> Result<Self, ContenderError> {
         match contender {
             Contender::Envoy => {
-                let hosts = engines.vllm.fleet().decode;
-                let envoy = plain::start(Within::Nothing, hosts, threads, parts).await?;
+                let hosts = engines.vllm.addresses().decode;
+                let envoy = plain::start(FilterReplacement::Nothing, hosts, threads, parts).await?;
                 Ok(Self::envoy(envoy))
             }
             Contender::Lesser(lesser) => {
-                let within = Within::Filter(lesser);
-                let envoy = plain::start(within, engines.whole(), threads, parts).await?;
+                let replacement = FilterReplacement::Filter(lesser);
+                let envoy = plain::start(replacement, engines.aggregated(), threads, parts).await?;
                 Ok(Self::envoy(envoy))
             }
             Contender::Ours(ours) => {
                 Self::routed(ours.configuration(engines), threads, parts).await
             }
             Contender::Wasmtime => {
-                Self::wasmtime(Ours::Nixl.configuration(engines), threads, parts).await
+                Self::wasmtime(OwnSetup::Nixl.configuration(engines), threads, parts).await
             }
             Contender::Peer(peer) => Self::router(peer, &engines.of(peer.dialect()), parts).await,
             Contender::Behind(peer) => {
-                let mut stand = Self::router(peer, &engines.of(peer.dialect()), parts).await?;
-                let hosts = vec![stand.address];
-                let envoy = plain::start(Within::Nothing, hosts, threads, parts).await?;
-                stand.address = envoy.addresses().listen;
-                stand.processes.push(Process::Envoy(envoy));
-                Ok(stand)
+                let mut running = Self::router(peer, &engines.of(peer.dialect()), parts).await?;
+                let hosts = vec![running.address];
+                let envoy = plain::start(FilterReplacement::Nothing, hosts, threads, parts).await?;
+                running.address = envoy.addresses().listen;
+                running.processes.push(Process::Envoy(envoy));
+                Ok(running)
             }
         }
     }
@@ -152,7 +152,11 @@ impl Stand {
     ///
     /// # Errors
     /// When it does not become ready.
-    pub async fn routed(config: Value, threads: u16, parts: &Parts) -> Result<Self, StandError> {
+    pub async fn routed(
+        config: Value,
+        threads: u16,
+        parts: &ContenderFiles,
+    ) -> Result<Self, ContenderError> {
         let document = config.to_string().into_bytes();
         let members = Members::of(&Config::parse(&document)?);
         let gateway = GatewayConfig {
@@ -173,14 +177,22 @@ impl Stand {
     ///
     /// # Errors
     /// When it does not become ready.
-    pub async fn router(peer: Peer, fleet: &Fleet, parts: &Parts) -> Result<Self, StandError> {
+    pub async fn router(
+        peer: Peer,
+        fleet: &EngineAddresses,
+        parts: &ContenderFiles,
+    ) -> Result<Self, ContenderError> {
         let router = Router::start(peer, &parts.peers, fleet).await?;
         let address = router.address;
         Ok(Self::of(Process::Router(router), address))
     }
 
     /// The wasmtime host in a separate process, so that its cost is distinct from this one's.
-    async fn wasmtime(config: Value, threads: u16, parts: &Parts) -> Result<Self, StandError> {
+    async fn wasmtime(
+        config: Value,
+        threads: u16,
+        parts: &ContenderFiles,
+    ) -> Result<Self, ContenderError> {
         // The host reads the file once, at its start.
         let configuration = NamedTempFile::new()?;
         std::fs::write(configuration.path(), config.to_string())?;
@@ -195,13 +207,13 @@ impl Stand {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let out = host.stdout.take().ok_or(StandError::NotReady)?;
+        let out = host.stdout.take().ok_or(ContenderError::NotReady)?;
         let mut lines = BufReader::new(out).lines();
         let line = timeout(START_LIMIT, lines.next_line()).await;
-        let line = line.map_err(|_| StandError::NotReady)??;
+        let line = line.map_err(|_| ContenderError::NotReady)??;
         let ready: ReadyLine = line
             .and_then(|line| serde_json::from_str(&line).ok())
-            .ok_or(StandError::NotReady)?;
+            .ok_or(ContenderError::NotReady)?;
         Ok(Self::of(Process::Host(host), ready.listen))
     }
 
@@ -248,6 +260,6 @@ pub fn anywhere() -> SocketAddr {
 }
 
 /// The clusters of a proxy that balances between these hosts by itself.
-pub fn balanced(hosts: Vec<SocketAddr>) -> BTreeMap<String, Kind> {
-    BTreeMap::from([("decode".to_owned(), Kind::Static(hosts))])
+pub fn balanced(hosts: Vec<SocketAddr>) -> BTreeMap<String, ClusterKind> {
+    BTreeMap::from([("decode".to_owned(), ClusterKind::Static(hosts))])
 }

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::Proxy;
 use crate::engines::{Engine, Role, State, with};
-use crate::gateway::{Build, Gateway};
-use crate::roster::{Roster, own_loopback};
+use crate::gateway::{Gateway, GatewayParts};
 use crate::wait::{GENEROUS, eventually};
+use crate::worker_document::{WorkerDocument, own_loopback};
 
 /// A slot for an engine. Each engine in the slot has a new id and a new name.
-pub struct Post {
+pub struct EngineSlot {
     /// Role of the slot's engines.
     pub role: Role,
     /// Address of the slot's engines.
@@ -24,31 +24,36 @@ pub struct Post {
     options: Vec<String>,
     engine: Option<Engine>,
     number: u64,
-    times: u64,
+    starts: u64,
     past: State,
     more: Value,
 }
 
-impl Post {
+impl EngineSlot {
     /// Name of the current or last engine.
     pub fn name(&self) -> String {
-        format!("{}-{}-{}", self.listed_as.as_str(), self.number, self.times)
+        format!(
+            "{}-{}-{}",
+            self.listed_as.as_str(),
+            self.number,
+            self.starts
+        )
     }
 
     /// Id of the current or last engine.
     pub fn id(&self) -> u64 {
         // Above 2^63: neither a signed number nor a float holds this value.
-        u64::MAX - self.number * 1_000_000 - self.times
+        u64::MAX - self.number * 1_000_000 - self.starts
     }
 
     /// The current engine; fails if there is none.
     pub fn engine(&self) -> &Engine {
         let engine = self.engine.as_ref();
-        engine.unwrap_or_else(|| panic!("nobody is at {}", self.name()))
+        engine.unwrap_or_else(|| panic!("no engine runs at {}", self.name()))
     }
 
     /// Whether the slot has an engine.
-    pub fn lives(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         self.engine.is_some()
     }
 
@@ -75,7 +80,7 @@ impl Post {
     /// Starts another engine in the slot of a killed one.
     pub async fn start(&mut self) {
         let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
-        self.times += 1;
+        self.starts += 1;
         self.engine = Some(Engine::start_at(self.address, self.role, &options).await);
     }
 
@@ -92,37 +97,37 @@ impl Post {
 }
 
 /// Slots for engines of both roles, and the document that lists the taken ones.
-pub struct Crew {
+pub struct EngineSet {
     /// The document that a gateway polls.
-    pub roster: Roster,
+    pub document: WorkerDocument,
     /// Prefill slots.
-    pub prefill: Vec<Post>,
+    pub prefill: Vec<EngineSlot>,
     /// Decode slots.
-    pub decode: Vec<Post>,
+    pub decode: Vec<EngineSlot>,
     /// Entries of workers without a slot here.
     pub others: Vec<Value>,
     /// Further members of the proxy's clusters, as `pd-harness run --member` takes them.
     pub further_members: Vec<String>,
 }
 
-impl Crew {
+impl EngineSet {
     /// This many empty slots of each role, for engines with these options.
-    pub async fn hire(prefill: usize, decode: usize, options: &[&str]) -> Crew {
+    pub async fn with_slots(prefill: usize, decode: usize, options: &[&str]) -> EngineSet {
         let roles = (Role::Prefill, Role::Decode);
-        Crew::hire_as(roles, (prefill, decode), options).await
+        EngineSet::with_roles(roles, (prefill, decode), options).await
     }
 
     /// The same, with another role for the engines listed as decode.
-    pub async fn hire_as(
+    pub async fn with_roles(
         (prefill, decode): (Role, Role),
         counts: (usize, usize),
         options: &[&str],
-    ) -> Crew {
-        let post = |role, listed_as, number: usize| async move {
+    ) -> EngineSet {
+        let slot = |role, listed_as, number: usize| async move {
             let anywhere = SocketAddr::from((own_loopback(), 0));
             // The first engine finds a free port.
             let first = Engine::start_at(anywhere, role, options).await;
-            Post {
+            EngineSlot {
                 role,
                 address: first.address,
                 bootstrap: first.bootstrap,
@@ -131,18 +136,18 @@ impl Crew {
                 options: options.iter().map(|&option| option.to_owned()).collect(),
                 engine: None,
                 number: number as u64,
-                times: 0,
+                starts: 0,
                 past: State::default(),
                 more: json!({}),
             }
         };
-        let posts = |role, listed_as, first: usize, count: usize| {
-            join_all((first..first + count).map(move |number| post(role, listed_as, number)))
+        let slots = |role, listed_as, first: usize, count: usize| {
+            join_all((first..first + count).map(move |number| slot(role, listed_as, number)))
         };
-        Crew {
-            roster: Roster::start().await,
-            prefill: posts(prefill, Role::Prefill, 0, counts.0).await,
-            decode: posts(decode, Role::Decode, counts.0, counts.1).await,
+        EngineSet {
+            document: WorkerDocument::start().await,
+            prefill: slots(prefill, Role::Prefill, 0, counts.0).await,
+            decode: slots(decode, Role::Decode, counts.0, counts.1).await,
             others: Vec::new(),
             further_members: Vec::new(),
         }
@@ -150,33 +155,34 @@ impl Crew {
 
     /// Keeps each slot's first bootstrap port for its later engines, and lists it.
     pub fn keep_bootstrap_ports(&mut self) {
-        for post in &mut self.prefill {
-            let Some(bootstrap) = post.bootstrap else {
+        for slot in &mut self.prefill {
+            let Some(bootstrap) = slot.bootstrap else {
                 continue;
             };
             let port = bootstrap.port();
-            post.options
+            slot.options
                 .extend(["--bootstrap-port".to_owned(), port.to_string()]);
-            let more = std::mem::take(&mut post.more);
-            post.more = with(more, json!({"bootstrap_port": port}));
+            let more = std::mem::take(&mut slot.more);
+            slot.more = with(more, json!({"bootstrap_port": port}));
         }
     }
 
     /// A gateway that discovers its workers through the document, with these further fields of the pool.
     pub async fn gateway(&self, proxy: Proxy, pool: Value) -> Gateway {
         let members = self.members();
-        Gateway::start(proxy, &self.roster.config(pool), &arguments(&members)).await
+        Gateway::start(proxy, &self.document.config(pool), &arguments(&members)).await
     }
 
     /// The same with one worker thread.
     pub async fn gateway_on_one_thread(&self, proxy: Proxy, pool: Value) -> Gateway {
-        self.gateway_of(proxy, &Build::on_threads(1), pool).await
+        self.gateway_of(proxy, &GatewayParts::on_threads(1), pool)
+            .await
     }
 
     /// The same with other parts.
-    pub async fn gateway_of(&self, proxy: Proxy, build: &Build, pool: Value) -> Gateway {
+    pub async fn gateway_of(&self, proxy: Proxy, build: &GatewayParts, pool: Value) -> Gateway {
         let members = self.members();
-        let config = self.roster.config(pool);
+        let config = self.document.config(pool);
         Gateway::build(proxy, build, &config, &arguments(&members)).await
     }
 
@@ -184,17 +190,17 @@ impl Crew {
     pub fn members(&self) -> Vec<String> {
         [("prefill", &self.prefill), ("decode", &self.decode)]
             .into_iter()
-            .flat_map(|(cluster, posts)| {
-                posts
+            .flat_map(|(cluster, slots)| {
+                slots
                     .iter()
-                    .map(move |post| format!("{cluster}={}", post.address))
+                    .map(move |slot| format!("{cluster}={}", slot.address))
             })
             .chain(self.further_members.iter().cloned())
             .collect()
     }
 
     /// The slots of this role.
-    pub fn posts(&self, role: Role) -> &[Post] {
+    pub fn slots(&self, role: Role) -> &[EngineSlot] {
         match role {
             Role::Prefill => &self.prefill,
             Role::Decode | Role::Aggregated => &self.decode,
@@ -202,7 +208,7 @@ impl Crew {
     }
 
     /// The slots of this role.
-    pub fn posts_mut(&mut self, role: Role) -> &mut [Post] {
+    pub fn slots_mut(&mut self, role: Role) -> &mut [EngineSlot] {
         match role {
             Role::Prefill => &mut self.prefill,
             Role::Decode | Role::Aggregated => &mut self.decode,
@@ -211,24 +217,24 @@ impl Crew {
 
     /// The names of this role's engines.
     pub fn names(&self, role: Role) -> Vec<String> {
-        self.posts(role).iter().map(Post::name).collect()
+        self.slots(role).iter().map(EngineSlot::name).collect()
     }
 
     /// Lists this role's engines with further fields from now on.
     pub fn describe(&mut self, role: Role, fields: impl Fn(usize) -> Value) {
-        for (at, post) in self.posts_mut(role).iter_mut().enumerate() {
-            post.more = fields(at);
+        for (at, slot) in self.slots_mut(role).iter_mut().enumerate() {
+            slot.more = fields(at);
         }
     }
 
     /// Kills all engines of this role.
     pub async fn kill(&mut self, role: Role) {
-        join_all(self.posts_mut(role).iter_mut().map(Post::kill)).await;
+        join_all(self.slots_mut(role).iter_mut().map(EngineSlot::kill)).await;
     }
 
     /// Starts an engine in every slot of this role.
     pub async fn start(&mut self, role: Role) {
-        join_all(self.posts_mut(role).iter_mut().map(Post::start)).await;
+        join_all(self.slots_mut(role).iter_mut().map(EngineSlot::start)).await;
     }
 
     /// Lists all engines of this role with their current identities.
@@ -237,53 +243,53 @@ impl Crew {
     }
 
     /// Removes all engines of this role from the document.
-    pub fn dismiss(&mut self, role: Role) {
+    pub fn unlist(&mut self, role: Role) {
         self.set_listed(role, |_| false);
     }
 
     /// Lists one engine of this role as draining, or as no longer draining.
     pub fn set_draining(&mut self, role: Role, at: usize, draining: bool) {
-        let post = &mut self.posts_mut(role)[at];
-        let more = std::mem::take(&mut post.more);
-        post.more = with(more, json!({"draining": draining}));
+        let slot = &mut self.slots_mut(role)[at];
+        let more = std::mem::take(&mut slot.more);
+        slot.more = with(more, json!({"draining": draining}));
         self.publish();
     }
 
     /// Lists the engine of this slot under another id and name, without a restart.
     pub fn rename(&mut self, role: Role, at: usize, id: u64, name: &str) {
-        let post = &mut self.posts_mut(role)[at];
-        let more = std::mem::take(&mut post.more);
-        post.more = with(more, json!({"id": id, "name": name}));
+        let slot = &mut self.slots_mut(role)[at];
+        let more = std::mem::take(&mut slot.more);
+        slot.more = with(more, json!({"id": id, "name": name}));
         self.publish();
     }
 
     /// Lists one engine of this role with its current identity.
     pub fn list_one(&mut self, role: Role, at: usize) {
-        self.posts_mut(role)[at].listed = true;
+        self.slots_mut(role)[at].listed = true;
         self.publish();
     }
 
     /// Removes one engine of this role from the document.
-    pub fn dismiss_one(&mut self, role: Role, at: usize) {
-        self.posts_mut(role)[at].listed = false;
+    pub fn unlist_one(&mut self, role: Role, at: usize) {
+        self.slots_mut(role)[at].listed = false;
         self.publish();
     }
 
     /// Starts all engines of this role and lists them.
-    pub async fn bring(&mut self, role: Role) {
+    pub async fn start_and_list(&mut self, role: Role) {
         self.start(role).await;
         self.list(role);
     }
 
     /// Removes all engines of this role from the document and kills them.
     pub async fn remove(&mut self, role: Role) {
-        self.dismiss(role);
+        self.unlist(role);
         self.kill(role).await;
     }
 
     /// Counters of all engines of this role, dead ones included.
     pub async fn total(&self, role: Role) -> State {
-        let states = join_all(self.posts(role).iter().map(Post::state)).await;
+        let states = join_all(self.slots(role).iter().map(EngineSlot::state)).await;
         states
             .iter()
             .fold(State::default(), |sum, one| sum.plus(one))
@@ -301,18 +307,18 @@ impl Crew {
         .await;
     }
 
-    fn set_listed(&mut self, role: Role, listed: impl Fn(&Post) -> bool) {
-        for post in self.posts_mut(role) {
-            post.listed = listed(post);
+    fn set_listed(&mut self, role: Role, listed: impl Fn(&EngineSlot) -> bool) {
+        for slot in self.slots_mut(role) {
+            slot.listed = listed(slot);
         }
         self.publish();
     }
 
     fn publish(&self) {
-        let posts = self.prefill.iter().chain(&self.decode);
-        let lines = posts.filter(|post| post.listed).map(Post::line);
+        let slots = self.prefill.iter().chain(&self.decode);
+        let lines = slots.filter(|slot| slot.listed).map(EngineSlot::line);
         let lines: Vec<Value> = lines.chain(self.others.iter().cloned()).collect();
-        self.roster.publish(&lines);
+        self.document.publish(&lines);
     }
 }
 

@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 
 use crate::Proxy;
 use crate::client::Ask;
-use crate::crew::{Crew, Post};
-use crate::engines::{FAST, MODEL, Recorded, Role, State, with};
+use crate::engine_set::{EngineSet, EngineSlot};
+use crate::engines::{FAST, MODEL, RecordedRequest, Role, State, with};
 use crate::gateway::Gateway;
 use crate::protocols::Protocol;
 use crate::wait::{GENEROUS, eventually};
 
 /// Fixtures that no test uses now.
-static IDLE: Mutex<Vec<Stage>> = Mutex::new(Vec::new());
+static IDLE: Mutex<Vec<Fixture>> = Mutex::new(Vec::new());
 
 /// Specification of a fixture.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plot {
+pub struct FixtureSpec {
     /// The host.
     pub proxy: Proxy,
     /// The protocol.
@@ -31,10 +31,10 @@ pub struct Plot {
     pub line: Value,
 }
 
-impl Plot {
+impl FixtureSpec {
     /// Without further fields and options.
-    pub fn of(proxy: Proxy, protocol: Protocol) -> Plot {
-        Plot {
+    pub fn of(proxy: Proxy, protocol: Protocol) -> FixtureSpec {
+        FixtureSpec {
             proxy,
             protocol,
             pool: json!({}),
@@ -44,13 +44,13 @@ impl Plot {
     }
 
     /// Sets further fields of the pool.
-    pub fn pool(mut self, pool: Value) -> Plot {
+    pub fn pool(mut self, pool: Value) -> FixtureSpec {
         self.pool = pool;
         self
     }
 
     /// Sets further options of the engines, and fields of their entries.
-    pub fn engines(mut self, options: &'static [&'static str], line: Value) -> Plot {
+    pub fn engines(mut self, options: &'static [&'static str], line: Value) -> FixtureSpec {
         self.options = options;
         self.line = line;
         self
@@ -58,69 +58,69 @@ impl Plot {
 }
 
 /// A gateway and its engines.
-pub struct Stage {
+pub struct Fixture {
     /// The engines; those in decode slots play frontends with [`Protocol::Direct`].
-    pub crew: Crew,
+    pub engines: EngineSet,
     /// The gateway.
     pub gateway: Gateway,
-    plot: Plot,
+    spec: FixtureSpec,
     processes: Vec<u32>,
     turns: u64,
 }
 
-impl Stage {
+impl Fixture {
     /// A fixture of this specification, with new engines.
-    pub async fn take(plot: Plot) -> Stage {
-        let mut stage = match idle(&plot) {
-            Some(stage) => stage,
-            None => Stage::build(plot).await,
+    pub async fn acquire(spec: FixtureSpec) -> Fixture {
+        let mut fixture = match idle(&spec) {
+            Some(fixture) => fixture,
+            None => Fixture::build(spec).await,
         };
-        stage.change_engines().await;
-        stage
+        fixture.change_engines().await;
+        fixture
     }
 
     /// Releases the fixture to the next test; after a failed test the fixture is torn down instead.
-    pub fn leave(mut self) {
+    pub fn release(mut self) {
         self.gateway.assert_never_restarted(&self.processes);
         // A frontend's only identity is its address: the gateway's knowledge of one would apply to the next.
-        if self.plot.protocol != Protocol::Direct {
+        if self.spec.protocol != Protocol::Direct {
             let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
             idle.push(self);
         }
     }
 
-    async fn build(plot: Plot) -> Stage {
-        let protocol = plot.protocol;
-        let options = [FAST, &["--dialect", protocol.dialect()], plot.options].concat();
+    async fn build(spec: FixtureSpec) -> Fixture {
+        let protocol = spec.protocol;
+        let options = [FAST, &["--dialect", protocol.dialect()], spec.options].concat();
         let prefills = match protocol {
             Protocol::Direct | Protocol::Aggregated => 0,
             _ => 2,
         };
         let roles = (Role::Prefill, protocol.decode_role());
-        let mut crew = Crew::hire_as(roles, (prefills, 2), &options).await;
-        crew.describe(Role::Prefill, |_| plot.line.clone());
-        crew.describe(Role::Decode, |_| {
+        let mut engines = EngineSet::with_roles(roles, (prefills, 2), &options).await;
+        engines.describe(Role::Prefill, |_| spec.line.clone());
+        engines.describe(Role::Decode, |_| {
             let role = protocol.decode_listed_as();
-            with(json!({"role": role.as_str()}), plot.line.clone())
+            with(json!({"role": role.as_str()}), spec.line.clone())
         });
-        crew.keep_bootstrap_ports();
+        engines.keep_bootstrap_ports();
         if protocol == Protocol::Mooncake {
-            let servers = crew.prefill.iter().filter_map(|post| post.bootstrap);
-            crew.further_members = servers.map(|at| format!("bootstrap={at}")).collect();
+            let servers = engines.prefill.iter().filter_map(|slot| slot.bootstrap);
+            engines.further_members = servers.map(|at| format!("bootstrap={at}")).collect();
         }
-        let frontends = crew.decode.iter().map(|post| post.address.to_string());
+        let frontends = engines.decode.iter().map(|slot| slot.address.to_string());
         let frontends: Vec<String> = frontends.collect();
         let frontends = match protocol {
             Protocol::Direct => json!({"frontends": frontends}),
             _ => json!({}),
         };
-        let pool = with(with(protocol.pool(), frontends), plot.pool.clone());
-        let gateway = crew.gateway(plot.proxy, pool).await;
-        Stage {
+        let pool = with(with(protocol.pool(), frontends), spec.pool.clone());
+        let gateway = engines.gateway(spec.proxy, pool).await;
+        Fixture {
             processes: gateway.processes(),
-            crew,
+            engines,
             gateway,
-            plot,
+            spec,
             turns: 0,
         }
     }
@@ -129,15 +129,15 @@ impl Stage {
     async fn change_engines(&mut self) {
         self.turns += 1;
         for role in [Role::Prefill, Role::Decode] {
-            self.crew.kill(role).await;
-            self.crew.start(role).await;
+            self.engines.kill(role).await;
+            self.engines.start(role).await;
         }
-        let names = match self.plot.protocol {
+        let names = match self.spec.protocol {
             Protocol::Direct => self.list_workers_of_frontends(),
             _ => {
-                self.crew.list(Role::Prefill);
-                self.crew.list(Role::Decode);
-                let names = [Role::Prefill, Role::Decode].map(|role| self.crew.names(role));
+                self.engines.list(Role::Prefill);
+                self.engines.list(Role::Decode);
+                let names = [Role::Prefill, Role::Decode].map(|role| self.engines.names(role));
                 names.concat()
             }
         };
@@ -157,11 +157,11 @@ impl Stage {
             })
         };
         let roles = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
-        self.crew.others = (1..).zip(roles).map(worker).collect();
+        self.engines.others = (1..).zip(roles).map(worker).collect();
         // Lists no engine of this role: only the others are published.
-        self.crew.list(Role::Prefill);
+        self.engines.list(Role::Prefill);
         let names = self
-            .crew
+            .engines
             .others
             .iter()
             .filter_map(|line| line["name"].as_str());
@@ -186,30 +186,30 @@ impl Stage {
     }
 
     /// The slots of the engines that get this leg.
-    pub fn posts(&self, role: Role) -> &[Post] {
-        self.crew.posts(role)
+    pub fn slots(&self, role: Role) -> &[EngineSlot] {
+        self.engines.slots(role)
     }
 
     /// Injects a fault into one engine of this role.
-    pub async fn one_does(&self, role: Role, what: &Value) {
-        if let Some(post) = self.posts(role).first() {
-            post.engine().fault(what).await;
+    pub async fn inject_one(&self, role: Role, what: &Value) {
+        if let Some(slot) = self.slots(role).first() {
+            slot.engine().fault(what).await;
         }
     }
 
     /// Injects a fault into all engines of this role.
-    pub async fn all_do(&self, role: Role, what: &Value) {
-        for post in self.posts(role) {
-            post.engine().fault(what).await;
+    pub async fn inject_all(&self, role: Role, what: &Value) {
+        for slot in self.slots(role) {
+            slot.engine().fault(what).await;
         }
     }
 
     /// Number of requests of each living engine of this role.
     pub async fn requests(&self, role: Role) -> Vec<usize> {
         let mut counts = Vec::new();
-        for post in self.posts(role) {
-            counts.push(match post.lives() {
-                true => post.engine().requests().await.len(),
+        for slot in self.slots(role) {
+            counts.push(match slot.is_running() {
+                true => slot.engine().requests().await.len(),
                 false => 0,
             });
         }
@@ -217,10 +217,10 @@ impl Stage {
     }
 
     /// All requests to the living engines of this role, engine by engine.
-    pub async fn recorded(&self, role: Role) -> Vec<Recorded> {
+    pub async fn recorded(&self, role: Role) -> Vec<RecordedRequest> {
         let mut all = Vec::new();
-        for post in self.posts(role).iter().filter(|post| post.lives()) {
-            all.extend(post.engine().requests().await);
+        for slot in self.slots(role).iter().filter(|slot| slot.is_running()) {
+            all.extend(slot.engine().requests().await);
         }
         all
     }
@@ -228,9 +228,9 @@ impl Stage {
     /// The sum of all living engines' counters.
     pub async fn state(&self) -> State {
         let mut sum = State::default();
-        for post in self.crew.prefill.iter().chain(&self.crew.decode) {
-            if post.lives() {
-                sum = sum.plus(&post.engine().state().await);
+        for slot in self.engines.prefill.iter().chain(&self.engines.decode) {
+            if slot.is_running() {
+                sum = sum.plus(&slot.engine().state().await);
             }
         }
         sum
@@ -239,7 +239,7 @@ impl Stage {
     /// Waits until the gateway has no booking and no engine runs anything.
     pub async fn comes_to_rest(&self) {
         for role in [Role::Prefill, Role::Decode] {
-            self.crew.is_idle(role).await;
+            self.engines.is_idle(role).await;
         }
         self.gateway.assert_comes_to_rest().await;
     }
@@ -252,10 +252,10 @@ impl Stage {
 }
 
 /// An idle fixture of this specification. Idle ones of others are torn down: tests of one specification run one after the other.
-fn idle(plot: &Plot) -> Option<Stage> {
+fn idle(spec: &FixtureSpec) -> Option<Fixture> {
     let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut fitting, others): (Vec<Stage>, Vec<Stage>) =
-        idle.drain(..).partition(|stage| stage.plot == *plot);
+    let (mut fitting, others): (Vec<Fixture>, Vec<Fixture>) =
+        idle.drain(..).partition(|fixture| fixture.spec == *spec);
     let found = fitting.pop();
     idle.append(&mut fitting);
     drop(idle);

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::fleet::Member;
-use crate::host::clusters::Kind;
+use super::fleet::ClusterMember;
+use crate::host::clusters::ClusterKind;
 use crate::host::names::Name;
 
 /// Routes and clusters beyond those that follow from the plugin's configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Ways {
+pub struct ProxyOptions {
     /// Requests to this authority, with any port, take a route that names this pool; all others take the first pool's. An empty
     /// POOL: a route without a pool name, to the first pool's cluster.
     #[arg(long = "route", value_name = "AUTHORITY=POOL", requires = "config")]
@@ -22,7 +22,7 @@ pub struct Ways {
     pub clusters: Vec<NamedCluster>,
     /// Further member of one of the proxy's clusters, for workers that are discovered only later.
     #[arg(long = "member", value_name = "CLUSTER=IP:PORT", requires = "config")]
-    pub members: Vec<Member>,
+    pub members: Vec<ClusterMember>,
     /// Cluster through which the filter calls the proxy itself for /clusters. Envoy's admin page is on a unix socket then, with
     /// only these pages: /clusters, /ready, /stats, and /listeners for this program, which forwards --admin to it.
     #[arg(long, value_name = "NAME", requires = "config")]
@@ -75,15 +75,15 @@ impl NamedCluster {
     ///
     /// # Errors
     /// When the working directory is unknown, and a file's path depends on it.
-    pub fn kind(&self, server: Option<SocketAddr>) -> std::io::Result<Kind> {
+    pub fn kind(&self, server: Option<SocketAddr>) -> std::io::Result<ClusterKind> {
         Ok(match &self.source {
-            Source::Eds(path) => Kind::Eds(std::path::absolute(path)?),
-            Source::Dns { host, port } => Kind::Dns(Name {
+            Source::Eds(path) => ClusterKind::Eds(std::path::absolute(path)?),
+            Source::Dns { host, port } => ClusterKind::Dns(Name {
                 host: host.clone(),
                 port: *port,
                 server,
             }),
-            Source::OriginalDst => Kind::OriginalDst,
+            Source::OriginalDst => ClusterKind::OriginalDst,
         })
     }
 }
@@ -136,14 +136,14 @@ mod tests {
             ("b.test", "two")
         );
         let kind = |text: &str| text.parse::<NamedCluster>().unwrap().kind(None).unwrap();
-        assert_eq!(kind("d=eds:/a/b"), Kind::Eds("/a/b".into()));
-        assert_eq!(kind("d=original_dst"), Kind::OriginalDst);
+        assert_eq!(kind("d=eds:/a/b"), ClusterKind::Eds("/a/b".into()));
+        assert_eq!(kind("d=original_dst"), ClusterKind::OriginalDst);
         let name = Name {
             host: "w.test".to_owned(),
             port: 80,
             server: None,
         };
-        assert_eq!(kind("d=dns:w.test:80"), Kind::Dns(name));
+        assert_eq!(kind("d=dns:w.test:80"), ClusterKind::Dns(name));
         for wrong in ["d", "d=eds:", "d=dns:x", "d=other", "=b"] {
             assert!(wrong.parse::<NamedCluster>().is_err(), "{wrong}");
         }

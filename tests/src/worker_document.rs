@@ -26,7 +26,7 @@ const PATH: &str = "/workers";
 pub const INTERVAL_MS: u64 = 250;
 
 /// A small server with one page, whose content the test sets.
-pub struct Roster {
+pub struct WorkerDocument {
     address: SocketAddr,
     page: Page,
     // Dropping the sender ends the server.
@@ -42,9 +42,9 @@ struct Page {
     unchanged: Arc<AtomicU64>,
 }
 
-impl Roster {
+impl WorkerDocument {
     /// Serves a list without workers.
-    pub async fn start() -> Roster {
+    pub async fn start() -> WorkerDocument {
         let page = Page {
             text: Arc::new(Mutex::new(document(&[]))),
             status: Arc::new(AtomicU16::new(200)),
@@ -54,7 +54,7 @@ impl Roster {
         };
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let (address, open) = serve_apart(anywhere, page.clone());
-        Roster {
+        WorkerDocument {
             address,
             page,
             open: Some(open),
@@ -67,12 +67,12 @@ impl Roster {
     }
 
     /// Replaces the page by this text, valid or not.
-    pub fn say(&self, text: &str) {
+    pub fn publish_text(&self, text: &str) {
         self.page.set(Bytes::from(text.to_owned()));
     }
 
     /// Sets the status of the page.
-    pub fn answer_with(&self, status: u16) {
+    pub fn set_status(&self, status: u16) {
         self.page.status.store(status, Ordering::Relaxed);
     }
 
@@ -107,10 +107,10 @@ impl Roster {
     }
 
     /// Waits for this many further requests.
-    pub async fn until_asked(&self, times: u64) {
+    pub async fn until_polled(&self, times: u64) {
         let asked = || self.page.asked.load(Ordering::Relaxed);
         let before = asked();
-        eventually("the roster is asked for", GENEROUS, || async move {
+        eventually("the document is asked for", GENEROUS, || async move {
             let more = asked() - before;
             if more >= times {
                 return Ok(());
@@ -250,33 +250,38 @@ mod tests {
 
     #[tokio::test]
     async fn the_page_says_what_was_published_last() {
-        let roster = Roster::start().await;
+        let document = WorkerDocument::start().await;
         let workers = || async {
-            let page = send(roster.address, Ask::get(PATH)).await.expect(200);
+            let page = send(document.address, Ask::get(PATH)).await.expect(200);
             page.json()["workers"].clone()
         };
         assert_eq!(workers().await, json!([]));
-        roster.publish(&[json!({"address": "127.0.0.1:1"})]);
+        document.publish(&[json!({"address": "127.0.0.1:1"})]);
         assert_eq!(workers().await, json!([{"address": "127.0.0.1:1"}]));
-        send(roster.address, Ask::get("/")).await.expect(404);
+        send(document.address, Ask::get("/")).await.expect(404);
     }
 
     #[tokio::test]
     async fn who_knows_the_page_is_told_so() {
-        let mut roster = Roster::start().await;
-        roster.tag();
-        let ask = |tag: &str| send(roster.address, Ask::get(PATH).header("if-none-match", tag));
+        let mut document = WorkerDocument::start().await;
+        document.tag();
+        let ask = |tag: &str| {
+            send(
+                document.address,
+                Ask::get(PATH).header("if-none-match", tag),
+            )
+        };
         let first = ask("\"none\"").await.expect(200);
         let tag = first.header("etag").unwrap_or_default().to_owned();
         ask(&tag).await.expect(304);
-        roster.say("[]");
+        document.publish_text("[]");
         assert_ne!(ask(&tag).await.expect(200).header("etag"), Some(&*tag));
-        assert_eq!(roster.unchanged(), 1);
-        roster.answer_with(500);
+        assert_eq!(document.unchanged(), 1);
+        document.set_status(500);
         ask(&tag).await.expect(500);
-        roster.close();
-        roster.reopen().await;
-        send(roster.address, Ask::get(PATH)).await.expect(500);
+        document.close();
+        document.reopen().await;
+        send(document.address, Ask::get(PATH)).await.expect(500);
     }
 
     #[test]

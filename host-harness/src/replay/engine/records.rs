@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Parameters, START};
 use crate::cache::Cache;
-use crate::replay::chooser::{Chooser, Held, Status};
+use crate::replay::router_model::{EngineMetrics, Reservation, RouterModel};
 use crate::replay::trace::{Request, Trace};
 
 /// Minimum number of prompt tokens computed, however much is cached: an engine needs the last ones for the first token, and a
@@ -18,7 +18,7 @@ pub fn computed(prompt: u64, cached: u64) -> u64 {
 
 /// Outcome of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Served {
+pub struct ServedRequest {
     /// Time since the first request of the trace.
     pub arrival: Duration,
     /// Time to the start of prefill.
@@ -39,9 +39,9 @@ pub struct Served {
 
 /// Outcome of a trace.
 #[derive(Debug, Default, PartialEq)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     /// Served requests, in order of arrival.
-    pub served: Vec<Served>,
+    pub served: Vec<ServedRequest>,
     /// Number of requests refused by the router.
     pub refused: u64,
     /// Reason of the first refusal.
@@ -54,7 +54,7 @@ pub struct Outcome {
 
 /// A request with assigned workers.
 #[derive(Debug, Clone, Copy)]
-pub struct Job {
+pub struct AssignedRequest {
     /// Number in the trace.
     pub request: usize,
     /// Worker that computes the prompt.
@@ -66,31 +66,31 @@ pub struct Job {
 }
 
 /// The records of one run.
-pub struct Books<'a> {
+pub struct RunRecords<'a> {
     trace: &'a Trace,
     block_tokens: u64,
-    chooser: &'a mut dyn Chooser,
+    router: &'a mut dyn RouterModel,
     caches: Vec<Cache>,
-    seats: Vec<Option<Box<dyn Held>>>,
-    served: Vec<Option<Served>>,
-    outcome: Outcome,
+    reservations: Vec<Option<Box<dyn Reservation>>>,
+    served: Vec<Option<ServedRequest>>,
+    outcome: ReplayOutcome,
 }
 
-impl<'a> Books<'a> {
+impl<'a> RunRecords<'a> {
     /// Empty records.
-    pub fn new(trace: &'a Trace, parameters: &Parameters, chooser: &'a mut dyn Chooser) -> Self {
+    pub fn new(trace: &'a Trace, parameters: &Parameters, router: &'a mut dyn RouterModel) -> Self {
         let requests = trace.requests.len();
-        let workers = 0..parameters.shape.workers();
+        let workers = 0..parameters.workers.total();
         Self {
             trace,
             block_tokens: parameters.block_tokens.into(),
-            chooser,
+            router,
             caches: workers
                 .map(|_| Cache::new(parameters.kv_blocks as usize))
                 .collect(),
-            seats: (0..requests).map(|_| None).collect(),
+            reservations: (0..requests).map(|_| None).collect(),
             served: vec![None; requests],
-            outcome: Outcome::default(),
+            outcome: ReplayOutcome::default(),
         }
     }
 
@@ -105,50 +105,50 @@ impl<'a> Books<'a> {
     }
 
     /// Time of the router's next report of the engines.
-    pub fn listens(&self) -> Option<Duration> {
-        self.chooser.listens()
+    pub fn next_report(&self) -> Option<Duration> {
+        self.router.next_report()
     }
 
     /// Passes the engines' metrics to the router. This is no call for a request, so its time is not counted.
-    pub fn tell_of_engines(&mut self, all: &[Status], now: Duration) {
-        self.chooser.hear(all, now);
+    pub fn deliver_metrics(&mut self, all: &[EngineMetrics], now: Duration) {
+        self.router.on_engine_metrics(all, now);
     }
 
     /// Handles an arrival: the router assigns workers, and the request's blocks enter the worker's cache. `None` if the router
     /// refuses.
-    pub fn arrive(&mut self, number: usize, now: Duration) -> Option<Job> {
+    pub fn arrive(&mut self, number: usize, now: Duration) -> Option<AssignedRequest> {
         let request = self.request(number);
-        let asked = Instant::now();
-        let choice = self.chooser.reserve(request, now);
-        self.outcome.decided_in += asked.elapsed();
-        let seat = match choice {
-            Ok(seat) => seat,
+        let started = Instant::now();
+        let choice = self.router.reserve(request, now);
+        self.outcome.decided_in += started.elapsed();
+        let reservation = match choice {
+            Ok(reservation) => reservation,
             Err(reason) => {
                 self.outcome.refused += 1;
                 self.outcome.refusal.get_or_insert(reason);
                 return None;
             }
         };
-        let place = seat.place();
-        self.seats[number] = Some(seat);
-        let cache = &mut self.caches[place.prefill];
+        let pair = reservation.pair();
+        self.reservations[number] = Some(reservation);
+        let cache = &mut self.caches[pair.prefill];
         let cached_tokens = cache.depth(&request.blocks.sequence) as u64 * self.block_tokens;
         cache.enter(&request.blocks.sequence);
         let tokens = computed(request.prompt_tokens, cached_tokens);
-        self.served[number] = Some(Served {
+        self.served[number] = Some(ServedRequest {
             arrival: request.arrival,
             wait: Duration::ZERO,
             ttft: Duration::ZERO,
             itl: None,
-            worker: place.prefill,
+            worker: pair.prefill,
             prompt_tokens: request.prompt_tokens,
             cached_tokens,
             computed_tokens: tokens,
         });
-        Some(Job {
+        Some(AssignedRequest {
             request: number,
-            prefill: place.prefill,
-            decode: place.decode,
+            prefill: pair.prefill,
+            decode: pair.decode,
             tokens,
         })
     }
@@ -165,12 +165,12 @@ impl<'a> Books<'a> {
         if let Some(served) = &mut self.served[number] {
             served.ttft = now - START - served.arrival;
         }
-        self.tell(number, |seat| seat.first_token(now));
+        self.timed_call(number, |reservation| reservation.first_token(now));
     }
 
     /// Records the tokens of the answer so far.
     pub fn generated(&mut self, number: usize, tokens: u64) {
-        self.tell(number, |seat| seat.generated(tokens));
+        self.timed_call(number, |reservation| reservation.generated(tokens));
     }
 
     /// Records the end of the answer.
@@ -180,10 +180,10 @@ impl<'a> Books<'a> {
             let writing = now - START - served.arrival - served.ttft;
             served.itl = writing.checked_div(gaps);
         }
-        let seat = self.seats[number].take();
-        let asked = Instant::now();
-        drop(seat);
-        self.outcome.decided_in += asked.elapsed();
+        let reservation = self.reservations[number].take();
+        let started = Instant::now();
+        drop(reservation);
+        self.outcome.decided_in += started.elapsed();
     }
 
     /// Records `count` tokens that came this long after the ones before them.
@@ -197,19 +197,19 @@ impl<'a> Books<'a> {
     }
 
     /// Returns the outcome of the run.
-    pub fn close(self) -> Outcome {
-        Outcome {
+    pub fn close(self) -> ReplayOutcome {
+        ReplayOutcome {
             served: self.served.into_iter().flatten().collect(),
             ..self.outcome
         }
     }
 
-    fn tell(&mut self, number: usize, what: impl FnOnce(&mut dyn Held)) {
-        let Some(seat) = &mut self.seats[number] else {
+    fn timed_call(&mut self, number: usize, what: impl FnOnce(&mut dyn Reservation)) {
+        let Some(reservation) = &mut self.reservations[number] else {
             return;
         };
-        let asked = Instant::now();
-        what(seat.as_mut());
-        self.outcome.decided_in += asked.elapsed();
+        let started = Instant::now();
+        what(reservation.as_mut());
+        self.outcome.decided_in += started.elapsed();
     }
 }

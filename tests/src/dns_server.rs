@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A running server over UDP. Ends when dropped.
-pub struct Names {
+pub struct DnsServer {
     /// Address of the server.
     pub address: SocketAddr,
     known: Arc<Mutex<BTreeMap<String, Vec<Ipv4Addr>>>>,
@@ -22,20 +22,20 @@ const A: [u8; 2] = [0, 1];
 /// Interval at which the server checks for its end.
 const LOOK: Duration = Duration::from_millis(100);
 
-impl Names {
+impl DnsServer {
     /// A server without names.
-    pub fn start() -> Names {
+    pub fn start() -> DnsServer {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))
             .and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket))
             .unwrap_or_else(|error| panic!("no port for a DNS server: {error}"));
         let address = socket.local_addr();
         let address = address.unwrap_or_else(|error| panic!("no address: {error}"));
-        let names = Names {
+        let server = DnsServer {
             address,
             known: Arc::default(),
             over: Arc::default(),
         };
-        let (known, over) = (Arc::clone(&names.known), Arc::clone(&names.over));
+        let (known, over) = (Arc::clone(&server.known), Arc::clone(&server.over));
         std::thread::spawn(move || {
             let mut question = [0; 512];
             while !over.load(Ordering::Relaxed) {
@@ -48,7 +48,7 @@ impl Names {
                 }
             }
         });
-        names
+        server
     }
 
     /// Sets the addresses of the name.
@@ -58,7 +58,7 @@ impl Names {
     }
 }
 
-impl Drop for Names {
+impl Drop for DnsServer {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
     }
@@ -67,18 +67,18 @@ impl Drop for Names {
 /// The answer to a question, by RFC 1035. `None`: not a valid question.
 fn answer(question: &[u8], known: &BTreeMap<String, Vec<Ipv4Addr>>) -> Option<Vec<u8>> {
     let (name, size) = name(question.get(HEADER..)?)?;
-    let asked = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
+    let question_section = question.get(HEADER..HEADER + size + BEHIND_NAME)?;
     let addresses = known.get(&name.to_ascii_lowercase());
-    let of_type = asked.get(size..size + 2)? == A;
-    let told = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
+    let of_type = question_section.get(size..size + 2)? == A;
+    let listed = addresses.filter(|_| of_type).map_or(&[][..], Vec::as_slice);
     let mut answer = question.get(..2)?.to_vec();
     // Flags of an authoritative answer: no error, or no such name.
     answer.extend([0x85, if addresses.is_some() { 0x80 } else { 0x83 }]);
     answer.extend([0, 1]);
-    answer.extend(u16::try_from(told.len()).ok()?.to_be_bytes());
+    answer.extend(u16::try_from(listed.len()).ok()?.to_be_bytes());
     answer.extend([0, 0, 0, 0]);
-    answer.extend(asked);
-    for address in told {
+    answer.extend(question_section);
+    for address in listed {
         // The name as above, an internet address, a time to live of 0, four bytes of data.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 0, 0, 4]);
         answer.extend(address.octets());

@@ -1,4 +1,4 @@
-//! What clients ask: each body as sent, and the same with one token asked for and no stream.
+//! Clients' requests: each body as sent, and the same body for one token and unstreamed.
 
 use pd_router_e2e::client::{Ask, Reply};
 use pd_router_e2e::golden::front;
@@ -7,20 +7,20 @@ pub const CHAT: &str = "/v1/chat/completions";
 pub const COMPLETIONS: &str = "/v1/completions";
 pub const RESPONSES: &str = "/v1/responses";
 
-/// A request, and what the one-token edits make of it.
+/// A request, and its body after the one-token edits.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct ClientRequest {
     pub path: &'static str,
     /// As the client sends it.
     pub body: &'static str,
-    /// With every limit that it has at one, not streamed.
+    /// The body with every present limit at one, unstreamed.
     pub one: &'static str,
-    /// The limit that it lacks.
+    /// The limit that the body lacks.
     pub lacks: Option<&'static str>,
 }
 
-impl Asked {
-    /// The body with these members and the hand-off's at the front, one token asked for.
+impl ClientRequest {
+    /// The one-token body with these members and the hand-off's at the front.
     pub fn one_token_with(&self, members: &str) -> String {
         match self.lacks {
             Some(limit) => front(self.one, &format!("{limit},{members}")),
@@ -36,7 +36,7 @@ impl Asked {
         self.body.contains("\"stream\":true")
     }
 
-    /// Fails where this is not a whole answer.
+    /// Fails unless this is a complete answer.
     #[track_caller]
     pub fn assert_answered(&self, reply: Reply) {
         let reply = reply.expect(200);
@@ -54,20 +54,20 @@ impl Asked {
         }
         let usage = reply.json()["usage"].clone();
         let tokens = ["completion_tokens", "output_tokens"].map(|name| usage[name].as_u64());
-        let told = tokens.into_iter().flatten().next();
-        assert!(told.is_some_and(|tokens| tokens > 0), "{}", reply.text());
+        let count = tokens.into_iter().flatten().next();
+        assert!(count.is_some_and(|tokens| tokens > 0), "{}", reply.text());
     }
 }
 
-/// One prompt each, in every form, with everything that re-writing JSON loses.
-pub const CHATS: &[Asked] = &[
-    Asked {
+/// Requests with one prompt each, in every form, with everything that re-writing JSON loses.
+pub const CHATS: &[ClientRequest] = &[
+    ClientRequest {
         path: CHAT,
         body: r#"{"model":"sim","messages":[{"role":"user","content":"one"}],"max_tokens":4}"#,
         one: r#"{"model":"sim","messages":[{"role":"user","content":"one"}],"max_tokens":1}"#,
         lacks: None,
     },
-    Asked {
+    ClientRequest {
         path: CHAT,
         body: concat!(
             " {\n\"messages\" : [ {\"role\":\"user\",\"content\":\"caf\\u00e9 \\/ \u{e9} two\"} ],\r\n\t\"model\":\"sim\",",
@@ -81,7 +81,7 @@ pub const CHATS: &[Asked] = &[
         ),
         lacks: None,
     },
-    Asked {
+    ClientRequest {
         path: CHAT,
         body: r#"{"messages":[{"role":"user","content":[{"type":"text","text":"three"}]}],"model":"sim"}"#,
         one: r#"{"messages":[{"role":"user","content":[{"type":"text","text":"three"}]}],"model":"sim"}"#,
@@ -90,10 +90,10 @@ pub const CHATS: &[Asked] = &[
 ];
 
 /// The prompt of a completion, as written, and the completion.
-pub const COMPLETED: &[(&str, Asked)] = &[
+pub const COMPLETED: &[(&str, ClientRequest)] = &[
     (
         r#""Once upon a time""#,
-        Asked {
+        ClientRequest {
             path: COMPLETIONS,
             body: r#"{"model":"sim","prompt":"Once upon a time","max_tokens":4}"#,
             one: r#"{"model":"sim","prompt":"Once upon a time","max_tokens":1}"#,
@@ -102,7 +102,7 @@ pub const COMPLETED: &[(&str, Asked)] = &[
     ),
     (
         "[11, 12,13,14,15,16]",
-        Asked {
+        ClientRequest {
             path: COMPLETIONS,
             body: r#"{"model":"sim","prompt":[11, 12,13,14,15,16],"max_tokens":4,"stream":true}"#,
             one: r#"{"model":"sim","prompt":[11, 12,13,14,15,16],"max_tokens":1,"stream":false}"#,
@@ -111,7 +111,7 @@ pub const COMPLETED: &[(&str, Asked)] = &[
     ),
     (
         r#"["a list of one"]"#,
-        Asked {
+        ClientRequest {
             path: COMPLETIONS,
             body: r#"{"model":"sim","stream":true,"prompt":["a list of one"]}"#,
             one: r#"{"model":"sim","stream":false,"prompt":["a list of one"]}"#,
@@ -120,20 +120,20 @@ pub const COMPLETED: &[(&str, Asked)] = &[
     ),
 ];
 
-pub const RESPONDED: &[Asked] = &[
-    Asked {
+pub const RESPONDED: &[ClientRequest] = &[
+    ClientRequest {
         path: RESPONSES,
         body: r#"{"model":"sim","input":"Tell me","max_output_tokens":4}"#,
         one: r#"{"model":"sim","input":"Tell me","max_output_tokens":1}"#,
         lacks: None,
     },
-    Asked {
+    ClientRequest {
         path: RESPONSES,
         body: r#"{"model":"sim","input":"Tell me more"}"#,
         one: r#"{"model":"sim","input":"Tell me more"}"#,
         lacks: Some(r#""max_output_tokens":1"#),
     },
-    Asked {
+    ClientRequest {
         path: RESPONSES,
         body: r#"{"model":"sim","stream":true,"input":"Tell me all","max_output_tokens":4}"#,
         one: r#"{"model":"sim","stream":false,"input":"Tell me all","max_output_tokens":1}"#,

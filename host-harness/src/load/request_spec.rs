@@ -16,7 +16,7 @@ pub enum Prompts {
 
 /// The requests of a load.
 #[derive(Clone, Debug)]
-pub struct Asking {
+pub struct RequestSpec {
     /// The model.
     pub model: String,
     /// Bytes of a request's body.
@@ -30,7 +30,7 @@ pub struct Asking {
 }
 
 /// Writes the bodies in sequence.
-pub struct Author {
+pub struct BodyWriter {
     head: String,
     text: String,
     prompts: Prompts,
@@ -46,21 +46,21 @@ const WORDS: &str = "Nothing of what follows was ever said by anybody, and yet i
 something: a sentence of some length, a shorter one. Then a question? A list, perhaps, of three things, and the wish that all of them \
 be answered in order. ";
 
-impl Author {
-    /// An author of these requests.
-    pub fn new(asking: &Asking) -> Self {
-        let model = serde_json::Value::from(asking.model.as_str());
+impl BodyWriter {
+    /// A writer of these requests.
+    pub fn new(spec: &RequestSpec) -> Self {
+        let model = serde_json::Value::from(spec.model.as_str());
         let head = format!(
             r#"{{"model":{model},"stream":{},"max_tokens":{},"messages":[{{"role":"user","content":""#,
-            asking.streamed, asking.tokens
+            spec.streamed, spec.tokens
         );
         let fixed = head.len() + NUMBER + TAIL.len();
         let text = WORDS.chars().cycle();
         Self {
-            text: text.take(asking.body_bytes.saturating_sub(fixed)).collect(),
+            text: text.take(spec.body_bytes.saturating_sub(fixed)).collect(),
             head,
-            prompts: asking.prompts,
-            number: match asking.prompts {
+            prompts: spec.prompts,
+            number: match spec.prompts {
                 Prompts::AllDifferent { from } => from,
                 Prompts::InTurn(_) => 0,
             },

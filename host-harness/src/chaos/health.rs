@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use routing::fleet::Role;
 
-use super::scenario::{Seat, Shape};
+use super::scenario::{EngineId, FleetSize};
 
 /// Which engines were healthy at which time; all are at the beginning.
 #[derive(Debug)]
-pub struct Wellbeing {
-    shape: Shape,
+pub struct HealthRecord {
+    size: FleetSize,
     /// In order of time.
     changes: Vec<Change>,
 }
@@ -17,31 +17,31 @@ pub struct Wellbeing {
 #[derive(Clone, Copy, Debug)]
 struct Change {
     at: Instant,
-    seat: Seat,
-    state: State,
+    id: EngineId,
+    state: EngineHealth,
 }
 
 /// Health of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum EngineHealth {
     /// Running without a fault.
-    Well,
+    Healthy,
     /// Dead, or with a fault.
-    Unwell,
+    Faulty,
 }
 
-impl Wellbeing {
+impl HealthRecord {
     /// A record in which all engines are healthy.
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(size: FleetSize) -> Self {
         Self {
-            shape,
+            size,
             changes: Vec::new(),
         }
     }
 
     /// Sets the engine's state from `at` on; `at` is not before the last change.
-    pub fn note(&mut self, at: Instant, seat: Seat, state: State) {
-        self.changes.push(Change { at, seat, state });
+    pub fn record(&mut self, at: Instant, id: EngineId, state: EngineHealth) {
+        self.changes.push(Change { at, id, state });
     }
 
     /// Whether at least one prefill and one decode engine were healthy at every moment from `from` to `to`.
@@ -53,18 +53,19 @@ impl Wellbeing {
 
     /// Whether a healthy pair exists after the first `known` changes.
     fn has_a_pair_after(&self, known: usize) -> bool {
-        let some =
-            |role, count| (0..count).any(|number| self.is_well(Seat { role, number }, known));
-        some(Role::Prefill, self.shape.prefill) && some(Role::Decode, self.shape.decode)
+        let some = |role, count| {
+            (0..count).any(|number| self.is_healthy(EngineId { role, number }, known))
+        };
+        some(Role::Prefill, self.size.prefill) && some(Role::Decode, self.size.decode)
     }
 
-    fn is_well(&self, seat: Seat, known: usize) -> bool {
+    fn is_healthy(&self, id: EngineId, known: usize) -> bool {
         let last = self
             .changes
             .iter()
             .take(known)
-            .rfind(|change| change.seat == seat);
-        last.is_none_or(|change| change.state == State::Well)
+            .rfind(|change| change.id == id);
+        last.is_none_or(|change| change.state == EngineHealth::Healthy)
     }
 }
 
@@ -74,25 +75,25 @@ mod tests {
 
     use super::*;
 
-    fn seat(role: Role, number: usize) -> Seat {
-        Seat { role, number }
+    fn id(role: Role, number: usize) -> EngineId {
+        EngineId { role, number }
     }
 
     #[test]
     fn a_pair_is_one_well_engine_of_each_role_all_the_time() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let shape = Shape {
+        let size = FleetSize {
             prefill: 2,
             decode: 1,
         };
-        let mut wellbeing = Wellbeing::new(shape);
-        assert!(wellbeing.had_a_pair(at(0), at(1000)));
-        wellbeing.note(at(100), seat(Role::Prefill, 0), State::Unwell);
-        assert!(wellbeing.had_a_pair(at(0), at(1000)));
-        wellbeing.note(at(200), seat(Role::Prefill, 1), State::Unwell);
-        wellbeing.note(at(300), seat(Role::Prefill, 0), State::Well);
-        wellbeing.note(at(400), seat(Role::Decode, 0), State::Unwell);
+        let mut health = HealthRecord::new(size);
+        assert!(health.had_a_pair(at(0), at(1000)));
+        health.record(at(100), id(Role::Prefill, 0), EngineHealth::Faulty);
+        assert!(health.had_a_pair(at(0), at(1000)));
+        health.record(at(200), id(Role::Prefill, 1), EngineHealth::Faulty);
+        health.record(at(300), id(Role::Prefill, 0), EngineHealth::Healthy);
+        health.record(at(400), id(Role::Decode, 0), EngineHealth::Faulty);
         for (from, to, pair) in [
             (0, 199, true),
             (0, 200, false),
@@ -103,7 +104,7 @@ mod tests {
             (300, 400, false),
             (500, 600, false),
         ] {
-            assert_eq!(wellbeing.had_a_pair(at(from), at(to)), pair, "{from} {to}");
+            assert_eq!(health.had_a_pair(at(from), at(to)), pair, "{from} {to}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Future events.
 #[derive(Debug)]
-pub struct Agenda<E> {
+pub struct EventQueue<E> {
     entries: BinaryHeap<Reverse<Entry<E>>>,
     entered: u64,
 }
@@ -18,7 +18,7 @@ struct Entry<E> {
     event: E,
 }
 
-impl<E> Agenda<E> {
+impl<E> EventQueue<E> {
     /// An empty queue.
     pub fn new() -> Self {
         Self {
@@ -28,7 +28,7 @@ impl<E> Agenda<E> {
     }
 
     /// Schedules `event` at that time.
-    pub fn enter(&mut self, at: Duration, event: E) {
+    pub fn push(&mut self, at: Duration, event: E) {
         self.entered += 1;
         self.entries.push(Reverse(Entry {
             at,
@@ -43,7 +43,7 @@ impl<E> Agenda<E> {
     }
 
     /// The next event, and its time.
-    pub fn take(&mut self) -> Option<(Duration, E)> {
+    pub fn pop(&mut self) -> Option<(Duration, E)> {
         let Reverse(entry) = self.entries.pop()?;
         Some((entry.at, entry.event))
     }
@@ -81,13 +81,13 @@ mod tests {
 
     #[test]
     fn events_come_in_order_of_time_and_then_of_entry() {
-        let mut agenda = Agenda::new();
+        let mut queue = EventQueue::new();
         for (at, event) in [(5, 'a'), (3, 'b'), (5, 'c'), (3, 'd')] {
-            agenda.enter(Duration::from_secs(at), event);
+            queue.push(Duration::from_secs(at), event);
         }
-        assert_eq!(agenda.due(), Some(Duration::from_secs(3)));
-        let order: String = std::iter::from_fn(|| agenda.take().map(|(_, event)| event)).collect();
+        assert_eq!(queue.due(), Some(Duration::from_secs(3)));
+        let order: String = std::iter::from_fn(|| queue.pop().map(|(_, event)| event)).collect();
         assert_eq!(order, "bdac");
-        assert_eq!(agenda.due(), None);
+        assert_eq!(queue.due(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Owns a client's connection: one request at a time, read in a given manner; a broken connection is replaced.
+//! Owns a client's connection: one request at a time, with a given way of reading; a broken connection is replaced.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,29 +14,29 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::manner::{Leaves, Manner, Reads};
+use super::behaviour::{ClientBehaviour, Leaves, Reads};
 use crate::chaos::asks::Ask;
-use crate::chaos::reply::{End, Head, Heard};
+use crate::chaos::reply::{AnswerEnd, AnswerHead, ReceivedAnswer};
 
 /// How long a client waits for the end of an answer: longer than the sum of the filter's deadlines.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Outcome of a request.
-pub enum Outcome {
+pub enum ExchangeOutcome {
     /// An answer, or its absence.
-    Heard(Heard),
+    Received(ReceivedAnswer),
     /// The client left on purpose.
     Left,
 }
 
 /// A client's connection, reused for many requests.
-pub struct Line {
+pub struct ClientConnection {
     to: SocketAddr,
     window: Option<u32>,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
-impl Line {
+impl ClientConnection {
     /// A connection that is made when it is first needed. `window`: bytes of answers that the system may buffer.
     pub fn new(to: SocketAddr, window: Option<u32>) -> Self {
         Self {
@@ -46,41 +46,41 @@ impl Line {
         }
     }
 
-    /// Sends a request and reads its answer as far as the manner goes.
-    pub async fn exchange(&mut self, ask: &Ask, manner: Manner) -> Outcome {
-        match manner.leaves {
+    /// Sends a request and reads its answer until the client leaves or the answer ends.
+    pub async fn exchange(&mut self, ask: &Ask, behaviour: ClientBehaviour) -> ExchangeOutcome {
+        match behaviour.leaves {
             Some(Leaves::InBody) => {
                 // A client that cannot even connect has left all the same.
                 let _ = self.send_half(ask).await;
-                Outcome::Left
+                ExchangeOutcome::Left
             }
             Some(Leaves::After(time)) => {
-                let outcome = tokio::time::timeout(time, self.listen(ask, manner)).await;
+                let outcome = tokio::time::timeout(time, self.listen(ask, behaviour)).await;
                 outcome.unwrap_or_else(|_| self.leave())
             }
-            _ => self.listen(ask, manner).await,
+            _ => self.listen(ask, behaviour).await,
         }
     }
 
-    async fn listen(&mut self, ask: &Ask, manner: Manner) -> Outcome {
+    async fn listen(&mut self, ask: &Ask, behaviour: ClientBehaviour) -> ExchangeOutcome {
         let deadline = Instant::now() + PATIENCE;
         let response = match timeout_at(deadline, self.send(ask)).await {
-            Err(_) => return self.unheard(End::Never),
-            Ok(Err(why)) => return self.unheard(End::Broken(why)),
+            Err(_) => return self.no_answer(AnswerEnd::Never),
+            Ok(Err(why)) => return self.no_answer(AnswerEnd::Broken(why)),
             Ok(Ok(response)) => response,
         };
-        if manner.leaves == Some(Leaves::AtHeaders) {
+        if behaviour.leaves == Some(Leaves::AtHeaders) {
             return self.leave();
         }
         let closes = says_close(response.headers());
-        let mut reader = Reader::of(response, manner);
+        let mut reader = AnswerReader::of(response, behaviour);
         let Some(end) = reader.read_to_end(deadline).await else {
             return self.leave();
         };
-        if end != End::Clean || closes {
+        if end != AnswerEnd::Clean || closes {
             self.sender = None;
         }
-        Outcome::Heard(reader.heard(end))
+        ExchangeOutcome::Received(reader.received(end))
     }
 
     async fn send(&mut self, ask: &Ask) -> Result<Response<Incoming>, String> {
@@ -138,32 +138,32 @@ impl Line {
     }
 
     /// Closes the connection: it ends without a sender and a body.
-    fn leave(&mut self) -> Outcome {
+    fn leave(&mut self) -> ExchangeOutcome {
         self.sender = None;
-        Outcome::Left
+        ExchangeOutcome::Left
     }
 
-    fn unheard(&mut self, end: End) -> Outcome {
+    fn no_answer(&mut self, end: AnswerEnd) -> ExchangeOutcome {
         self.sender = None;
-        Outcome::Heard(Heard::nothing(end))
+        ExchangeOutcome::Received(ReceivedAnswer::nothing(end))
     }
 }
 
-/// Reads an answer in a given manner.
-pub struct Reader {
-    head: Head,
+/// Reads an answer as the client's behaviour asks.
+pub struct AnswerReader {
+    head: AnswerHead,
     body: Incoming,
     read: BytesMut,
     pieces: usize,
-    manner: Manner,
+    behaviour: ClientBehaviour,
 }
 
-impl Reader {
+impl AnswerReader {
     /// A reader of an answer with this head.
-    pub fn of(response: Response<Incoming>, manner: Manner) -> Self {
+    pub fn of(response: Response<Incoming>, behaviour: ClientBehaviour) -> Self {
         let (head, body) = response.into_parts();
         Self {
-            head: Head {
+            head: AnswerHead {
                 status: head.status.as_u16(),
                 content_type: text_of(&head.headers, &CONTENT_TYPE).unwrap_or_default(),
                 retry_after: text_of(&head.headers, &RETRY_AFTER),
@@ -171,13 +171,13 @@ impl Reader {
             body,
             read: BytesMut::new(),
             pieces: 0,
-            manner,
+            behaviour,
         }
     }
 
     /// What was read of an answer that ended like this.
-    pub fn heard(self, end: End) -> Heard {
-        Heard {
+    pub fn received(self, end: AnswerEnd) -> ReceivedAnswer {
+        ReceivedAnswer {
             head: Some(self.head),
             body: self.read.freeze(),
             end,
@@ -185,12 +185,12 @@ impl Reader {
     }
 
     /// Reads until the answer ends. `None`: the client left before.
-    pub async fn read_to_end(&mut self, deadline: Instant) -> Option<End> {
+    pub async fn read_to_end(&mut self, deadline: Instant) -> Option<AnswerEnd> {
         loop {
             let piece = match timeout_at(deadline, self.body.frame()).await {
-                Err(_) => return Some(End::Never),
-                Ok(None) => return Some(End::Clean),
-                Ok(Some(Err(error))) => return Some(End::Broken(in_words(error))),
+                Err(_) => return Some(AnswerEnd::Never),
+                Ok(None) => return Some(AnswerEnd::Clean),
+                Ok(Some(Err(error))) => return Some(AnswerEnd::Broken(in_words(error))),
                 Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
             };
             self.read.extend_from_slice(&piece);
@@ -203,7 +203,7 @@ impl Reader {
     }
 
     fn leaves_here(&self) -> bool {
-        match self.manner.leaves {
+        match self.behaviour.leaves {
             Some(Leaves::AfterPieces(pieces)) => self.pieces >= pieces,
             Some(Leaves::AtLastToken) => {
                 String::from_utf8_lossy(&self.read).contains(r#""finish_reason":"length""#)
@@ -217,7 +217,7 @@ impl Reader {
             pause,
             stalls_after,
             stall,
-        } = self.manner.reads
+        } = self.behaviour.reads
         else {
             return;
         };

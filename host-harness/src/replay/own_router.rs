@@ -7,25 +7,25 @@ use routing::fleet::{Role, Worker, WorkerId};
 use routing::route::{Assignment, Report, Router, SelectionRequest};
 use serde_json::{Value, json};
 
-use super::chooser::{Chooser, Held, Place, Status};
 use super::engine::Parameters;
+use super::router_model::{EngineMetrics, Reservation, RouterModel, WorkerPair};
 use super::trace::Request;
 
 /// The one model of all requests.
 const MODEL: &str = "replayed";
 
 /// A router in virtual time.
-pub struct Routed(Router);
+pub struct OwnRouter(Router);
 
 /// The routing code refuses the configuration made from the arguments.
 #[derive(Debug, thiserror::Error)]
 #[error("policy {policy}: {source}")]
-pub struct RoutedError {
+pub struct OwnRouterError {
     policy: &'static str,
     source: ConfigError,
 }
 
-impl Routed {
+impl OwnRouter {
     /// A router with that policy for both roles, over workers that are idle and empty.
     ///
     /// # Errors
@@ -34,19 +34,19 @@ impl Routed {
         policy: &'static str,
         parameters: &Parameters,
         seed: u64,
-    ) -> Result<Self, RoutedError> {
+    ) -> Result<Self, OwnRouterError> {
         let document = document(policy, parameters).to_string();
         let config = Config::parse(document.as_bytes());
-        let mut config = config.map_err(|source| RoutedError { policy, source })?;
+        let mut config = config.map_err(|source| OwnRouterError { policy, source })?;
         Ok(Self(Router::new(config.pools.remove(0), seed, 0)))
     }
 }
 
 /// A pool's configuration: defaults, except for the command line's values. A worker's id is its number.
 fn document(policy: &str, parameters: &Parameters) -> Value {
-    let workers: Vec<Value> = (0..parameters.shape.workers())
+    let workers: Vec<Value> = (0..parameters.workers.total())
         .map(|number| {
-            let role = match number < parameters.shape.prefill {
+            let role = match number < parameters.workers.prefill {
                 true => Role::Prefill,
                 false => Role::Decode,
             };
@@ -74,8 +74,12 @@ fn address(number: usize) -> String {
     format!("10.{a}.{b}.{c}:8000")
 }
 
-impl Chooser for Routed {
-    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String> {
+impl RouterModel for OwnRouter {
+    fn reserve(
+        &mut self,
+        request: &Request,
+        now: Duration,
+    ) -> Result<Box<dyn Reservation>, String> {
         let ask = SelectionRequest {
             model: MODEL,
             prompt_tokens: request.prompt_tokens,
@@ -84,25 +88,25 @@ impl Chooser for Routed {
             // The answer's length is in the trace, but not known to a router.
             ..SelectionRequest::default()
         };
-        let seat = self
+        let assignment = self
             .0
             .reserve(&ask, now)
             .map_err(|refusal| refusal.to_string())?;
-        let decode = number(seat.decode.as_deref());
-        Ok(Box::new(Booked {
-            place: Place {
-                prefill: seat
+        let decode = number(assignment.decode.as_deref());
+        Ok(Box::new(BookedAssignment {
+            pair: WorkerPair {
+                prefill: assignment
                     .prefill
                     .as_deref()
                     .map_or(decode, |worker| number(Some(worker))),
                 decode,
             },
-            seat,
+            assignment,
         }))
     }
 
-    fn hear(&mut self, engines: &[Status], now: Duration) {
-        let report = |(id, engine): (u64, &Status)| Report {
+    fn on_engine_metrics(&mut self, engines: &[EngineMetrics], now: Duration) {
+        let report = |(id, engine): (u64, &EngineMetrics)| Report {
             worker: WorkerId(id),
             at: now,
             // No engine restarts here.
@@ -124,37 +128,37 @@ fn number(worker: Option<&Worker>) -> usize {
 }
 
 /// An assignment, and the workers' numbers.
-struct Booked {
-    place: Place,
-    seat: Assignment,
+struct BookedAssignment {
+    pair: WorkerPair,
+    assignment: Assignment,
 }
 
-impl Held for Booked {
-    fn place(&self) -> Place {
-        self.place
+impl Reservation for BookedAssignment {
+    fn pair(&self) -> WorkerPair {
+        self.pair
     }
 
     fn first_token(&mut self, now: Duration) {
-        self.seat.first_token(now);
+        self.assignment.first_token(now);
     }
 
     fn generated(&mut self, tokens: u64) {
-        self.seat.generated(tokens);
+        self.assignment.generated(tokens);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::chooser::Shape;
-    use crate::replay::contender::{ALL, Contender};
+    use crate::replay::contender::{ALL, ReplayContender};
     use crate::replay::engine::{Model, START};
+    use crate::replay::router_model::WorkerCounts;
     use routing::prefix::Blocks;
 
     fn parameters() -> Parameters {
         Parameters {
             model: Model::Fcfs,
-            shape: Shape {
+            workers: WorkerCounts {
                 prefill: 2,
                 decode: 3,
             },
@@ -184,16 +188,16 @@ mod tests {
     #[test]
     fn every_policy_chooses_workers_of_each_role() {
         for contender in ALL {
-            let Contender::Own(policy) = contender else {
+            let ReplayContender::Own(policy) = contender else {
                 continue;
             };
-            let mut routed = Routed::new(policy, &parameters(), 1).unwrap();
+            let mut routed = OwnRouter::new(policy, &parameters(), 1).unwrap();
             for _ in 0..20 {
-                let held = routed.reserve(&request(), START).unwrap();
-                let place = held.place();
+                let reservation = routed.reserve(&request(), START).unwrap();
+                let pair = reservation.pair();
                 assert!(
-                    place.prefill < 2 && (2..5).contains(&place.decode),
-                    "{policy}: {place:?}"
+                    pair.prefill < 2 && (2..5).contains(&pair.decode),
+                    "{policy}: {pair:?}"
                 );
             }
         }
@@ -201,37 +205,37 @@ mod tests {
 
     #[test]
     fn a_seat_is_in_the_books_until_it_is_dropped() {
-        let mut routed = Routed::new("kv", &parameters(), 1).unwrap();
-        let mut held = routed.reserve(&request(), START).unwrap();
+        let mut routed = OwnRouter::new("kv", &parameters(), 1).unwrap();
+        let mut reservation = routed.reserve(&request(), START).unwrap();
         assert_eq!(routed.0.total_load().prefills, 1);
-        held.first_token(START + Duration::from_secs(1));
+        reservation.first_token(START + Duration::from_secs(1));
         let load = routed.0.total_load();
         assert_eq!((load.prefills, load.decodes), (0, 1));
-        held.generated(1);
-        drop(held);
+        reservation.generated(1);
+        drop(reservation);
         assert!(routed.0.total_load().is_idle());
     }
 
     #[test]
     fn a_worker_that_others_keep_busy_is_avoided() {
-        let mut routed = Routed::new("least_loaded", &parameters(), 1).unwrap();
-        let busy = Status {
+        let mut routed = OwnRouter::new("least_loaded", &parameters(), 1).unwrap();
+        let busy = EngineMetrics {
             waiting: 5,
             running: 1,
             kv_use: 0.9,
         };
-        let idle = Status::default();
-        routed.hear(&[busy, idle, busy, idle, busy], START);
+        let idle = EngineMetrics::default();
+        routed.on_engine_metrics(&[busy, idle, busy, idle, busy], START);
         for _ in 0..20 {
-            let held = routed.reserve(&request(), START).unwrap();
+            let reservation = routed.reserve(&request(), START).unwrap();
             let (prefill, decode) = (1, 3);
-            assert_eq!(held.place(), Place { prefill, decode });
+            assert_eq!(reservation.pair(), WorkerPair { prefill, decode });
         }
     }
 
     #[test]
     fn what_the_routing_code_does_not_have_is_an_error() {
-        let error = Routed::new("nonsense", &parameters(), 1)
+        let error = OwnRouter::new("nonsense", &parameters(), 1)
             .err()
             .unwrap()
             .to_string();

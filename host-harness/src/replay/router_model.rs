@@ -8,23 +8,23 @@ use super::trace::Request;
 
 /// Number of workers of each role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct WorkerCounts {
     /// Prefill workers, numbered from 0.
     pub prefill: usize,
     /// Decode workers, numbered after the prefill workers.
     pub decode: usize,
 }
 
-impl Shape {
+impl WorkerCounts {
     /// All workers.
-    pub fn workers(self) -> usize {
+    pub fn total(self) -> usize {
         self.prefill + self.decode
     }
 }
 
 /// The workers of a request, by number; equal if one worker runs it aggregated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct WorkerPair {
     /// Worker that computes the prompt.
     pub prefill: usize,
     /// Worker that writes the answer.
@@ -33,7 +33,7 @@ pub struct Place {
 
 /// An engine's metrics at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Status {
+pub struct EngineMetrics {
     /// Waiting requests.
     pub waiting: u32,
     /// Running requests.
@@ -44,26 +44,27 @@ pub struct Status {
 }
 
 /// A router, or the model of one.
-pub trait Chooser {
+pub trait RouterModel {
     /// Selects the workers of a request and books it.
     ///
     /// # Errors
     /// The reason, if the router refuses the request.
-    fn reserve(&mut self, request: &Request, now: Duration) -> Result<Box<dyn Held>, String>;
+    fn reserve(&mut self, request: &Request, now: Duration)
+    -> Result<Box<dyn Reservation>, String>;
 
     /// Time of the next report of the engines; `None`: never.
-    fn listens(&self) -> Option<Duration> {
+    fn next_report(&self) -> Option<Duration> {
         None
     }
 
     /// Receives the metrics of all engines, by number.
-    fn hear(&mut self, _engines: &[Status], _now: Duration) {}
+    fn on_engine_metrics(&mut self, _engines: &[EngineMetrics], _now: Duration) {}
 }
 
 /// A request's bookings in the router. Dropping it releases all of them.
-pub trait Held {
+pub trait Reservation {
     /// The request's workers.
-    fn place(&self) -> Place;
+    fn pair(&self) -> WorkerPair;
 
     /// The first token was seen: prefill has ended.
     fn first_token(&mut self, now: Duration);

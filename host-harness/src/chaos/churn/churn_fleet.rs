@@ -9,13 +9,13 @@ use rand::{RngExt, SeedableRng};
 use routing::fleet::Role;
 use serde_json::Value;
 
-use super::herald::{DiscoveryPublisher, Line};
+use super::publisher::{DiscoveryPublisher, WorkerEntry};
 use super::source::Source;
 use super::{Churned, GRACE, LOOK};
-use crate::chaos::fleet::{Census, FleetError, engine_config, unfetched};
+use crate::chaos::fleet::{EngineTotals, FleetError, engine_config, unfetched};
 use crate::chaos::http::Http;
-use crate::chaos::play::Counted;
-use crate::chaos::scenario::Seat;
+use crate::chaos::play::TotalsSource;
+use crate::chaos::scenario::EngineId;
 use crate::engine::{Dialect, Engine, State};
 use crate::run::fleet::Members;
 
@@ -43,19 +43,19 @@ const MANY: usize = 150;
 pub struct ChurnFleet {
     source: Source,
     dialect: Dialect,
-    herald: DiscoveryPublisher,
+    publisher: DiscoveryPublisher,
     http: Http,
     workers: Vec<Worker>,
-    places: Vec<Place>,
+    slots: Vec<AddressSlot>,
     last_id: u64,
-    next_deed: Instant,
+    next_event: Instant,
     lost: u64,
     churned: Churned,
     dice: StdRng,
 }
 
 /// An address, used by one worker of a role after another.
-struct Place {
+struct AddressSlot {
     role: Role,
     address: SocketAddr,
     bootstrap: u16,
@@ -66,18 +66,18 @@ struct Place {
 struct Worker {
     id: u64,
     role: Role,
-    place: usize,
+    slot: usize,
     address: SocketAddr,
     bootstrap: Option<u16>,
     engine: Option<Engine>,
-    stand: Stand,
+    state: WorkerState,
 }
 
 /// State of a worker.
 #[derive(Clone, Copy, Debug)]
-enum Stand {
+enum WorkerState {
     /// Listed.
-    There { since: Instant },
+    Listed { since: Instant },
     /// Listed as draining.
     Draining {
         since: Instant,
@@ -94,7 +94,7 @@ enum Stand {
 
 /// What can happen to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum WorkerEvent {
     Join,
     Drain,
     Remove,
@@ -113,41 +113,41 @@ impl ChurnFleet {
         seed: u64,
     ) -> Result<Self, FleetError> {
         let count = if source.finds_addresses() { MANY } else { FEW };
-        let places = free_places(ip, count)?;
-        let mut herd = Self {
+        let slots = free_slots(ip, count)?;
+        let mut fleet = Self {
             source,
             dialect,
-            herald: DiscoveryPublisher::of(source).await?,
+            publisher: DiscoveryPublisher::of(source).await?,
             http: Http::new(),
             workers: Vec::new(),
-            places,
+            slots,
             last_id: 0,
-            next_deed: Instant::now(),
+            next_event: Instant::now(),
             lost: 0,
             churned: Churned::default(),
             dice: StdRng::seed_from_u64(seed),
         };
         for role in [Role::Prefill, Role::Decode] {
             for _ in 0..FIRST {
-                herd.join(role).await?;
+                fleet.join(role).await?;
             }
         }
-        herd.churned = Churned::default();
-        herd.tell().await?;
-        Ok(herd)
+        fleet.churned = Churned::default();
+        fleet.publish().await?;
+        Ok(fleet)
     }
 
     /// The pool's `discovery`.
     pub fn discovery(&self) -> Value {
-        self.herald.discovery(&self.lines())
+        self.publisher.discovery(&self.entries())
     }
 
     /// Adds the workers to the proxy's configuration.
     pub fn add_to(&self, members: &mut Members) {
-        self.herald.add_to(members);
+        self.publisher.add_to(members);
         if self.source == Source::Document {
-            for place in &self.places {
-                members.enlist(place.role.name(), [place.address]);
+            for slot in &self.slots {
+                members.enlist(slot.role.name(), [slot.address]);
             }
         }
     }
@@ -156,16 +156,16 @@ impl ChurnFleet {
     ///
     /// # Errors
     /// When the gateway does not listen.
-    pub async fn introduce_to(&mut self, gateway: SocketAddr) -> Result<(), FleetError> {
-        self.herald.introduce_to(gateway);
+    pub async fn announce_to(&mut self, gateway: SocketAddr) -> Result<(), FleetError> {
+        self.publisher.set_gateway(gateway);
         // Again: the gateway's address is known only now.
-        self.tell().await
+        self.publish().await
     }
 
     /// Keeps announcing the workers and causes no event. Ends with the first failure.
     pub async fn stay(&mut self) -> FleetError {
         loop {
-            if let Err(error) = self.tell().await {
+            if let Err(error) = self.publish().await {
                 return error;
             }
             tokio::time::sleep(LOOK).await;
@@ -176,38 +176,38 @@ impl ChurnFleet {
     ///
     /// # Errors
     /// When an engine does not start or does not answer, or the gateway does not listen.
-    pub async fn live(&mut self) -> Result<(), FleetError> {
+    pub async fn step(&mut self) -> Result<(), FleetError> {
         let now = Instant::now();
         let mut at = 0;
         while at < self.workers.len() {
-            match self.go_on(at, now).await? {
+            match self.advance(at, now).await? {
                 true => at += 1,
                 false => {
                     let gone = self.workers.swap_remove(at);
-                    self.places[gone.place].taken = false;
+                    self.slots[gone.slot].taken = false;
                 }
             }
         }
-        if now >= self.next_deed {
-            self.act(now).await?;
-            self.next_deed = now + Duration::from_millis(self.dice.random_range(PACE));
+        if now >= self.next_event {
+            self.cause_event(now).await?;
+            self.next_event = now + Duration::from_millis(self.dice.random_range(PACE));
         }
-        self.tell().await
+        self.publish().await
     }
 
-    async fn counted(&self) -> Result<Census, FleetError> {
-        let mut census = Census {
+    async fn sum_totals(&self) -> Result<EngineTotals, FleetError> {
+        let mut totals = EngineTotals {
             requests: 0,
             unfetched: self.lost,
         };
         for worker in &self.workers {
-            let Some(now) = worker.ask(&self.http).await? else {
+            let Some(now) = worker.report(&self.http).await? else {
                 continue;
             };
-            census.requests += now.under_way;
-            census.unfetched += now.unfetched;
+            totals.requests += now.under_way;
+            totals.unfetched += now.unfetched;
         }
-        Ok(census)
+        Ok(totals)
     }
 
     /// Ends all workers and returns the counts.
@@ -217,45 +217,45 @@ impl ChurnFleet {
                 continue;
             };
             let last = engine.stop().await;
-            if let (Some(last), Stand::Removed { requests, .. }) = (last, worker.stand) {
+            if let (Some(last), WorkerState::Removed { requests, .. }) = (last, worker.state) {
                 self.churned.removed_worker_requests += later(&last, requests);
             }
         }
         self.churned
     }
 
-    fn lines(&self) -> Vec<Line> {
+    fn entries(&self) -> Vec<WorkerEntry> {
         let listed = self
             .workers
             .iter()
-            .filter(|worker| !matches!(worker.stand, Stand::Removed { .. }));
-        let mut lines: Vec<_> = listed.map(Worker::line).collect();
-        lines.sort_by_key(|line| line.id);
-        lines
+            .filter(|worker| !matches!(worker.state, WorkerState::Removed { .. }));
+        let mut entries: Vec<_> = listed.map(Worker::entry).collect();
+        entries.sort_by_key(|entry| entry.id);
+        entries
     }
 
-    async fn tell(&mut self) -> Result<(), FleetError> {
-        let lines = self.lines();
-        self.herald.say(lines).await
+    async fn publish(&mut self) -> Result<(), FleetError> {
+        let entries = self.entries();
+        self.publisher.publish(entries).await
     }
 
     /// One step of a leaving worker. `false`: the worker is gone.
-    async fn go_on(&mut self, at: usize, now: Instant) -> Result<bool, FleetError> {
-        match self.workers[at].stand {
-            Stand::There { .. } => Ok(true),
-            Stand::Dead { until } if now < until => Ok(true),
-            Stand::Dead { .. } => {
+    async fn advance(&mut self, at: usize, now: Instant) -> Result<bool, FleetError> {
+        match self.workers[at].state {
+            WorkerState::Listed { .. } => Ok(true),
+            WorkerState::Dead { until } if now < until => Ok(true),
+            WorkerState::Dead { .. } => {
                 let returns = self.source == Source::Static || self.dice.random_bool(0.5);
                 if returns {
                     self.return_to(at).await?;
                 }
                 Ok(returns)
             }
-            Stand::Draining { since, requests } => {
+            WorkerState::Draining { since, requests } => {
                 self.drain_on(at, now - since, requests).await?;
                 Ok(true)
             }
-            Stand::Removed { since, requests } => self.watch(at, now - since, requests).await,
+            WorkerState::Removed { since, requests } => self.watch(at, now - since, requests).await,
         }
     }
 
@@ -270,18 +270,18 @@ impl ChurnFleet {
         if late < GRACE {
             return Ok(());
         }
-        let Some(seen) = worker.ask(&self.http).await? else {
+        let Some(seen) = worker.report(&self.http).await? else {
             return Ok(());
         };
         let Some(before) = requests else {
-            if let Stand::Draining { requests, .. } = &mut worker.stand {
+            if let WorkerState::Draining { requests, .. } = &mut worker.state {
                 *requests = Some(seen.requests);
             }
             return Ok(());
         };
         if seen.under_way == 0 || late >= PATIENCE {
             self.churned.draining_worker_requests += seen.requests - before;
-            worker.stand = Stand::Removed {
+            worker.state = WorkerState::Removed {
                 since: Instant::now(),
                 requests: None,
             };
@@ -300,11 +300,11 @@ impl ChurnFleet {
         if late < GRACE {
             return Ok(true);
         }
-        let Some(seen) = worker.ask(&self.http).await? else {
+        let Some(seen) = worker.report(&self.http).await? else {
             return Ok(false);
         };
         if requests.is_none() {
-            if let Stand::Removed { requests, .. } = &mut worker.stand {
+            if let WorkerState::Removed { requests, .. } = &mut worker.state {
                 *requests = Some(seen.requests);
             }
             return Ok(true);
@@ -319,42 +319,42 @@ impl ChurnFleet {
     }
 
     /// Causes one event.
-    async fn act(&mut self, now: Instant) -> Result<(), FleetError> {
+    async fn cause_event(&mut self, now: Instant) -> Result<(), FleetError> {
         let role = match self.dice.random_bool(0.5) {
             true => Role::Prefill,
             false => Role::Decode,
         };
-        let Some(deed) = self.possible(role, now).choose(&mut self.dice).copied() else {
+        let Some(event) = self.possible(role, now).choose(&mut self.dice).copied() else {
             return Ok(());
         };
-        if deed == Deed::Join {
+        if event == WorkerEvent::Join {
             return self.join(role).await;
         }
         let known: Vec<usize> = self.known(role, now).collect();
         let Some(at) = known.choose(&mut self.dice).copied() else {
             return Ok(());
         };
-        match deed {
-            Deed::Join => {}
-            Deed::Drain => {
+        match event {
+            WorkerEvent::Join => {}
+            WorkerEvent::Drain => {
                 self.churned.drained += 1;
-                self.workers[at].stand = Stand::Draining {
+                self.workers[at].state = WorkerState::Draining {
                     since: now,
                     requests: None,
                 };
             }
-            Deed::Remove => {
+            WorkerEvent::Remove => {
                 self.churned.removed += 1;
-                self.workers[at].stand = Stand::Removed {
+                self.workers[at].state = WorkerState::Removed {
                     since: now,
                     requests: None,
                 };
             }
-            Deed::Die => {
+            WorkerEvent::Die => {
                 self.churned.died += 1;
                 self.end(at).await?;
                 let unnoticed = Duration::from_millis(self.dice.random_range(UNNOTICED));
-                self.workers[at].stand = Stand::Dead {
+                self.workers[at].state = WorkerState::Dead {
                     until: now + unnoticed,
                 };
             }
@@ -363,63 +363,65 @@ impl ChurnFleet {
     }
 
     /// Events that are possible in this role while enough workers remain.
-    fn possible(&self, role: Role, now: Instant) -> Vec<Deed> {
+    fn possible(&self, role: Role, now: Instant) -> Vec<WorkerEvent> {
         let of_role = || self.workers.iter().filter(|worker| worker.role == role);
-        let there = of_role().filter(|worker| matches!(worker.stand, Stand::There { .. }));
-        let dead = of_role().any(|worker| matches!(worker.stand, Stand::Dead { .. }));
+        let there = of_role().filter(|worker| matches!(worker.state, WorkerState::Listed { .. }));
+        let dead = of_role().any(|worker| matches!(worker.state, WorkerState::Dead { .. }));
         let lists = self.source != Source::Static;
-        let mut deeds = Vec::new();
+        let mut events = Vec::new();
         if lists && there.count() < MOST {
-            deeds.push(Deed::Join);
+            events.push(WorkerEvent::Join);
         }
         if self.known(role, now).count() <= STAY {
-            return deeds;
+            return events;
         }
         if lists {
-            deeds.extend([Deed::Drain, Deed::Remove]);
+            events.extend([WorkerEvent::Drain, WorkerEvent::Remove]);
         }
         if !dead {
-            deeds.push(Deed::Die);
+            events.push(WorkerEvent::Die);
         }
-        deeds
+        events
     }
 
     /// Healthy workers of this role that the gateway has known for a while.
     fn known(&self, role: Role, now: Instant) -> impl Iterator<Item = usize> {
         let workers = self.workers.iter().enumerate();
-        workers.filter_map(move |(at, worker)| match worker.stand {
-            Stand::There { since } if worker.role == role && now - since >= KNOWN => Some(at),
+        workers.filter_map(move |(at, worker)| match worker.state {
+            WorkerState::Listed { since } if worker.role == role && now - since >= KNOWN => {
+                Some(at)
+            }
             _ => None,
         })
     }
 
     async fn join(&mut self, role: Role) -> Result<(), FleetError> {
-        let of_role = |place: &Place| place.role == role && !place.taken;
-        let free = self.places.iter().enumerate();
-        let free = free.filter(|(_, place)| of_role(place));
-        let (used, fresh): (Vec<_>, Vec<_>) = free.partition(|(_, place)| place.used);
+        let of_role = |slot: &AddressSlot| slot.role == role && !slot.taken;
+        let free = self.slots.iter().enumerate();
+        let free = free.filter(|(_, slot)| of_role(slot));
+        let (used, fresh): (Vec<_>, Vec<_>) = free.partition(|(_, slot)| slot.used);
         let from = match used.is_empty() || (!fresh.is_empty() && self.dice.random_bool(0.5)) {
             true => fresh,
             false => used,
         };
-        let Some((place, _)) = from.choose(&mut self.dice) else {
+        let Some((slot, _)) = from.choose(&mut self.dice) else {
             return Ok(());
         };
-        let place = *place;
-        let worker = self.take(place).await?;
+        let slot = *slot;
+        let worker = self.start_worker(slot).await?;
         self.workers.push(worker);
         Ok(())
     }
 
     /// Starts another worker at the address of this dead one.
     async fn return_to(&mut self, at: usize) -> Result<(), FleetError> {
-        let place = self.workers[at].place;
-        self.workers[at] = self.take(place).await?;
+        let slot = self.workers[at].slot;
+        self.workers[at] = self.start_worker(slot).await?;
         Ok(())
     }
 
-    async fn take(&mut self, place: usize) -> Result<Worker, FleetError> {
-        let at = &mut self.places[place];
+    async fn start_worker(&mut self, slot: usize) -> Result<Worker, FleetError> {
+        let at = &mut self.slots[slot];
         match std::mem::replace(&mut at.used, true) {
             true => self.churned.returned += 1,
             false => self.churned.joined += 1,
@@ -427,16 +429,16 @@ impl ChurnFleet {
         at.taken = true;
         // The ids of a static list stay: they are part of the configuration.
         let id = match self.source {
-            Source::Static => place as u64 + 1,
+            Source::Static => slot as u64 + 1,
             _ => self.last_id + 1,
         };
         self.last_id = id.max(self.last_id);
         let mut config = engine_config(self.dialect, at.role, at.address);
         config.bootstrap_port = at.bootstrap;
         let engine = Engine::start(config).await.map_err(|source| {
-            let number = place;
+            let number = slot;
             FleetError::Engine {
-                seat: Seat {
+                id: EngineId {
                     role: at.role,
                     number,
                 },
@@ -447,11 +449,11 @@ impl ChurnFleet {
         Ok(Worker {
             id,
             role: at.role,
-            place,
+            slot,
             address: engine.address,
             bootstrap,
             engine: Some(engine),
-            stand: Stand::There {
+            state: WorkerState::Listed {
                 since: Instant::now(),
             },
         })
@@ -460,26 +462,26 @@ impl ChurnFleet {
     /// Ends a worker abruptly, like a killed process.
     async fn end(&mut self, at: usize) -> Result<State, FleetError> {
         let worker = &mut self.workers[at];
-        let seat = Seat {
+        let id = EngineId {
             role: worker.role,
-            number: worker.place,
+            number: worker.slot,
         };
-        let engine = worker.engine.take().ok_or(FleetError::NoEngine(seat))?;
-        let last = engine.stop().await.ok_or(FleetError::NoLastCounts(seat))?;
+        let engine = worker.engine.take().ok_or(FleetError::NoEngine(id))?;
+        let last = engine.stop().await.ok_or(FleetError::NoLastCounts(id))?;
         self.lost += unfetched(last.issued, last.pulled, last.handoffs_aborted);
         Ok(last)
     }
 }
 
-impl Counted for ChurnFleet {
-    async fn census(&self) -> Result<Census, FleetError> {
-        self.counted().await
+impl TotalsSource for ChurnFleet {
+    async fn totals(&self) -> Result<EngineTotals, FleetError> {
+        self.sum_totals().await
     }
 }
 
 /// A worker's own report.
 #[derive(Clone, Copy, Debug)]
-struct Now {
+struct WorkerReport {
     /// Requests received since the start.
     requests: u64,
     /// Requests that have not ended.
@@ -489,25 +491,25 @@ struct Now {
 }
 
 impl Worker {
-    fn line(&self) -> Line {
-        Line {
+    fn entry(&self) -> WorkerEntry {
+        WorkerEntry {
             id: self.id,
             role: self.role,
             address: self.address,
             bootstrap: self.bootstrap,
-            draining: matches!(self.stand, Stand::Draining { .. }),
+            draining: matches!(self.state, WorkerState::Draining { .. }),
             alive: self.engine.is_some(),
         }
     }
 
     /// `None`: the worker does not run.
-    async fn ask(&self, http: &Http) -> Result<Option<Now>, FleetError> {
+    async fn report(&self, http: &Http) -> Result<Option<WorkerReport>, FleetError> {
         if self.engine.is_none() {
             return Ok(None);
         }
         let state = http.get_json(self.address, "/__state").await?;
         let count = |name: &str| state[name].as_u64().unwrap_or_default();
-        Ok(Some(Now {
+        Ok(Some(WorkerReport {
             requests: count("requests"),
             under_way: count("running") + count("waiting"),
             unfetched: unfetched(count("issued"), count("pulled"), count("handoffs_aborted")),
@@ -522,15 +524,15 @@ fn later(last: &State, before: Option<u64>) -> u64 {
 
 /// `count` addresses of each role, at free ports of `ip`; the ports stay free, since no other process uses this IP. All sockets
 /// are held until the last is found, so that no port is found twice.
-fn free_places(ip: IpAddr, count: usize) -> std::io::Result<Vec<Place>> {
+fn free_slots(ip: IpAddr, count: usize) -> std::io::Result<Vec<AddressSlot>> {
     let roles = [Role::Prefill, Role::Decode];
     let held = (0..2 * roles.len() * count).map(|_| TcpListener::bind((ip, 0)));
     let held = held.collect::<std::io::Result<Vec<_>>>()?;
     let roles = roles
         .into_iter()
         .flat_map(|role| (0..count).map(move |_| role));
-    let places = held.chunks_exact(2).zip(roles).map(|(pair, role)| {
-        Ok(Place {
+    let slots = held.chunks_exact(2).zip(roles).map(|(pair, role)| {
+        Ok(AddressSlot {
             role,
             address: pair[0].local_addr()?,
             bootstrap: pair[1].local_addr()?.port(),
@@ -538,7 +540,7 @@ fn free_places(ip: IpAddr, count: usize) -> std::io::Result<Vec<Place>> {
             taken: false,
         })
     });
-    places.collect()
+    slots.collect()
 }
 
 #[cfg(test)]
@@ -549,63 +551,66 @@ mod tests {
 
     use super::*;
 
-    async fn herd(source: Source) -> ChurnFleet {
+    async fn fleet(source: Source) -> ChurnFleet {
         let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let mut herd = ChurnFleet::start(source, Dialect::Vllm, ip, 1)
+        let mut fleet = ChurnFleet::start(source, Dialect::Vllm, ip, 1)
             .await
             .unwrap();
         // Postpones the next random event beyond the test.
-        herd.next_deed = Instant::now() + Duration::from_secs(3600);
-        herd
+        fleet.next_event = Instant::now() + Duration::from_secs(3600);
+        fleet
     }
 
-    async fn ask(herd: &ChurnFleet, address: SocketAddr) {
+    async fn ask(fleet: &ChurnFleet, address: SocketAddr) {
         // Refused, since the request is no leg; but it is counted.
-        let asked = herd.http.post(address, "/v1/completions", &json!({})).await;
-        assert!(asked.is_err());
+        let answer = fleet
+            .http
+            .post(address, "/v1/completions", &json!({}))
+            .await;
+        assert!(answer.is_err());
     }
 
     #[tokio::test]
     async fn a_request_that_comes_long_after_a_removal_is_counted_and_an_earlier_one_is_not() {
-        let mut herd = herd(Source::Document).await;
-        let removed = herd.workers[0].address;
-        herd.workers[0].stand = Stand::Removed {
+        let mut fleet = fleet(Source::Document).await;
+        let removed = fleet.workers[0].address;
+        fleet.workers[0].state = WorkerState::Removed {
             since: Instant::now(),
             requests: None,
         };
-        ask(&herd, removed).await;
+        ask(&fleet, removed).await;
         let begin = Instant::now();
         let mut late = false;
-        while herd.workers.iter().any(|worker| worker.address == removed) {
-            herd.live().await.unwrap();
-            assert!(herd.lines().iter().all(|line| line.address != removed));
+        while fleet.workers.iter().any(|worker| worker.address == removed) {
+            fleet.step().await.unwrap();
+            assert!(fleet.entries().iter().all(|entry| entry.address != removed));
             if !late && begin.elapsed() > GRACE + 4 * LOOK {
                 late = true;
-                ask(&herd, removed).await;
+                ask(&fleet, removed).await;
             }
             tokio::time::sleep(LOOK).await;
         }
-        assert_eq!(herd.stop().await.removed_worker_requests, 1);
+        assert_eq!(fleet.stop().await.removed_worker_requests, 1);
     }
 
     #[test]
     fn no_port_is_given_twice() {
-        let places = free_places(IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9)), MANY).unwrap();
-        let ports = places
+        let slots = free_slots(IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9)), MANY).unwrap();
+        let ports = slots
             .iter()
-            .flat_map(|place| [place.address.port(), place.bootstrap]);
+            .flat_map(|slot| [slot.address.port(), slot.bootstrap]);
         let ports: std::collections::BTreeSet<_> = ports.collect();
-        assert_eq!((places.len(), ports.len()), (2 * MANY, 4 * MANY));
-        let prefill = places.iter().filter(|place| place.role == Role::Prefill);
+        assert_eq!((slots.len(), ports.len()), (2 * MANY, 4 * MANY));
+        let prefill = slots.iter().filter(|slot| slot.role == Role::Prefill);
         assert_eq!(prefill.count(), MANY);
     }
 
     #[tokio::test]
     async fn enough_stay_and_whoever_is_written_down_only_dies() {
-        let herd = herd(Source::Static).await;
+        let fleet = fleet(Source::Static).await;
         let later = Instant::now() + 2 * KNOWN;
-        assert_eq!(herd.possible(Role::Prefill, later), [Deed::Die]);
-        assert_eq!(herd.possible(Role::Prefill, Instant::now()), []);
-        herd.stop().await;
+        assert_eq!(fleet.possible(Role::Prefill, later), [WorkerEvent::Die]);
+        assert_eq!(fleet.possible(Role::Prefill, Instant::now()), []);
+        fleet.stop().await;
     }
 }

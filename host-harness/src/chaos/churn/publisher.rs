@@ -14,7 +14,7 @@ use super::page::{PATH, Page};
 use super::source::{self, Source};
 use crate::chaos::fleet::FleetError;
 use crate::chaos::http::Http;
-use crate::host::clusters::Kind;
+use crate::host::clusters::ClusterKind;
 use crate::run::fleet::{MODEL, Members};
 
 /// Lease of a registered worker.
@@ -27,7 +27,7 @@ const TOKEN: &str = "only-for-chaos";
 
 /// One worker, as a discovery source lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct WorkerEntry {
     /// Unique over the whole run: no other worker has this id, before or after.
     pub id: u64,
     /// Prefill or decode.
@@ -42,29 +42,29 @@ pub struct Line {
     pub alive: bool,
 }
 
-impl Line {
+impl WorkerEntry {
     fn to_json(&self) -> Value {
-        let mut line = json!({
+        let mut entry = json!({
             "id": self.id, "address": self.address, "role": self.role.name(), "model": MODEL,
             "name": format!("{}-{}", self.role.name(), self.id),
         });
         if let Some(port) = self.bootstrap {
-            line["bootstrap_port"] = json!(port);
+            entry["bootstrap_port"] = json!(port);
         }
         if self.draining {
-            line["draining"] = json!(true);
+            entry["draining"] = json!(true);
         }
-        line
+        entry
     }
 }
 
 /// Announces the workers to the gateway.
 pub struct DiscoveryPublisher {
-    said: Vec<Line>,
-    way: Way,
+    published: Vec<WorkerEntry>,
+    channel: Channel,
 }
 
-enum Way {
+enum Channel {
     Configuration,
     Document(Page),
     Files(TempDir),
@@ -85,14 +85,16 @@ impl DiscoveryPublisher {
     /// # Errors
     /// When a port or a folder is not available.
     pub async fn of(source: Source) -> std::io::Result<Self> {
-        let way = match source {
-            Source::Static => Way::Configuration,
-            Source::Document | Source::DocumentOriginalDst => Way::Document(Page::start().await?),
+        let channel = match source {
+            Source::Static => Channel::Configuration,
+            Source::Document | Source::DocumentOriginalDst => {
+                Channel::Document(Page::start().await?)
+            }
             Source::EnvoyClusters => {
                 let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
-                Way::Files(folder)
+                Channel::Files(folder)
             }
-            Source::Registration => Way::Registration(Box::new(Registry {
+            Source::Registration => Channel::Registration(Box::new(Registry {
                 http: Http::new(),
                 gateway: None,
                 registered: BTreeMap::new(),
@@ -100,24 +102,24 @@ impl DiscoveryPublisher {
             })),
         };
         Ok(Self {
-            said: Vec::new(),
-            way,
+            published: Vec::new(),
+            channel,
         })
     }
 
     /// The pool's `discovery`, which contains these workers if the source is a static list.
-    pub fn discovery(&self, workers: &[Line]) -> Value {
-        match &self.way {
-            Way::Configuration => {
-                let workers: Vec<_> = workers.iter().map(Line::to_json).collect();
+    pub fn discovery(&self, workers: &[WorkerEntry]) -> Value {
+        match &self.channel {
+            Channel::Configuration => {
+                let workers: Vec<_> = workers.iter().map(WorkerEntry::to_json).collect();
                 json!({"static": {"workers": workers}})
             }
-            Way::Document(page) => json!({"document": {
+            Channel::Document(page) => json!({"document": {
                 "cluster": "discovery", "addresses": [page.address], "path": PATH,
                 "interval_ms": source::interval_ms(), "timeout_ms": 1000,
             }}),
-            Way::Files(_) => source::envoy_clusters(),
-            Way::Registration(_) => {
+            Channel::Files(_) => source::envoy_clusters(),
+            Channel::Registration(_) => {
                 json!({"registration": {"token": TOKEN, "lease_ms": LEASE.as_millis()}})
             }
         }
@@ -125,17 +127,17 @@ impl DiscoveryPublisher {
 
     /// Adds the source of the clusters' hosts to the proxy's configuration.
     pub fn add_to(&self, members: &mut Members) {
-        if let Way::Files(folder) = &self.way {
+        if let Channel::Files(folder) = &self.channel {
             for role in [Role::Prefill, Role::Decode] {
                 let file = folder.path().join(role.name());
-                members.set(role.name(), Kind::Eds(file));
+                members.set(role.name(), ClusterKind::Eds(file));
             }
         }
     }
 
     /// Sets the gateway at which workers register from now on.
-    pub fn introduce_to(&mut self, gateway: SocketAddr) {
-        if let Way::Registration(registry) = &mut self.way {
+    pub fn set_gateway(&mut self, gateway: SocketAddr) {
+        if let Channel::Registration(registry) = &mut self.channel {
             registry.gateway = Some(gateway);
         }
     }
@@ -144,44 +146,48 @@ impl DiscoveryPublisher {
     ///
     /// # Errors
     /// When the gateway accepts no registration, or a file cannot be written.
-    pub async fn say(&mut self, lines: Vec<Line>) -> Result<(), FleetError> {
-        let is_news = lines != self.said;
-        match &mut self.way {
-            Way::Configuration => {}
-            Way::Document(page) if is_news => {
-                let workers: Vec<_> = lines.iter().map(Line::to_json).collect();
-                page.say(json!({"workers": workers}).to_string());
+    pub async fn publish(&mut self, entries: Vec<WorkerEntry>) -> Result<(), FleetError> {
+        let has_changed = entries != self.published;
+        match &mut self.channel {
+            Channel::Configuration => {}
+            Channel::Document(page) if has_changed => {
+                let workers: Vec<_> = entries.iter().map(WorkerEntry::to_json).collect();
+                page.publish(json!({"workers": workers}).to_string());
             }
-            Way::Files(folder) if is_news => {
+            Channel::Files(folder) if has_changed => {
                 for role in [Role::Prefill, Role::Decode] {
-                    write_endpoints(folder.path(), role, &lines)?;
+                    write_endpoints(folder.path(), role, &entries)?;
                 }
             }
-            Way::Document(_) | Way::Files(_) => {}
-            Way::Registration(registry) => registry.say(&lines, is_news).await?,
+            Channel::Document(_) | Channel::Files(_) => {}
+            Channel::Registration(registry) => registry.register(&entries, has_changed).await?,
         }
-        self.said = lines;
+        self.published = entries;
         Ok(())
     }
 }
 
 impl Registry {
-    async fn say(&mut self, lines: &[Line], is_news: bool) -> Result<(), FleetError> {
+    async fn register(
+        &mut self,
+        entries: &[WorkerEntry],
+        has_changed: bool,
+    ) -> Result<(), FleetError> {
         let Some(gateway) = self.gateway else {
             return Ok(());
         };
-        if !is_news && self.heartbeat.elapsed() < HEARTBEAT {
+        if !has_changed && self.heartbeat.elapsed() < HEARTBEAT {
             return Ok(());
         }
-        let alive = || lines.iter().filter(|line| line.alive);
-        let workers: Vec<_> = alive().map(Line::to_json).collect();
+        let alive = || entries.iter().filter(|entry| entry.alive);
+        let workers: Vec<_> = alive().map(WorkerEntry::to_json).collect();
         let body = json!({"workers": workers});
-        self.tell(Method::POST, gateway, &body).await?;
+        self.call(Method::POST, gateway, &body).await?;
         self.heartbeat = Instant::now();
         // A dead worker cannot deregister: its lease runs out. If another worker has its address, the address counts as alive.
-        let died = |id: &u64| lines.iter().any(|line| line.id == *id && !line.alive);
+        let died = |id: &u64| entries.iter().any(|entry| entry.id == *id && !entry.alive);
         self.registered.retain(|id, _| !died(id));
-        let stays = |id: &u64| alive().any(|line| line.id == *id);
+        let stays = |id: &u64| alive().any(|entry| entry.id == *id);
         let gone: Vec<u64> = self
             .registered
             .keys()
@@ -189,14 +195,14 @@ impl Registry {
             .filter(|id| !stays(id))
             .collect();
         for id in gone {
-            self.tell(Method::DELETE, gateway, &json!({"id": id}))
+            self.call(Method::DELETE, gateway, &json!({"id": id}))
                 .await?;
         }
-        self.registered = alive().map(|line| (line.id, line.address)).collect();
+        self.registered = alive().map(|entry| (entry.id, entry.address)).collect();
         Ok(())
     }
 
-    async fn tell(&self, method: Method, at: SocketAddr, body: &Value) -> Result<(), FleetError> {
+    async fn call(&self, method: Method, at: SocketAddr, body: &Value) -> Result<(), FleetError> {
         self.http
             .send_as(method, at, REGISTER, body, TOKEN)
             .await
@@ -205,16 +211,16 @@ impl Registry {
 }
 
 /// Replaces the file by a rename, the one change for which Envoy watches.
-fn write_endpoints(folder: &Path, role: Role, lines: &[Line]) -> std::io::Result<()> {
-    let of_role = lines.iter().filter(|line| line.role == role);
+fn write_endpoints(folder: &Path, role: Role, entries: &[WorkerEntry]) -> std::io::Result<()> {
+    let of_role = entries.iter().filter(|entry| entry.role == role);
     let endpoints: Vec<_> = of_role
-        .map(|line| {
-            let Line {
+        .map(|entry| {
+            let WorkerEntry {
                 address, draining, ..
-            } = line;
-            let place = json!({"address": address.ip(), "port_value": address.port()});
+            } = entry;
+            let socket_address = json!({"address": address.ip(), "port_value": address.port()});
             json!({
-                "endpoint": {"address": {"socket_address": place}},
+                "endpoint": {"address": {"socket_address": socket_address}},
                 "health_status": if *draining { "DRAINING" } else { "HEALTHY" },
             })
         })
@@ -242,7 +248,7 @@ mod tests {
     #[test]
     fn a_draining_host_is_marked_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let line = |id, draining| Line {
+        let entry = |id, draining| WorkerEntry {
             id,
             role: Role::Decode,
             address: SocketAddr::from(([127, 0, 0, 1], id as u16)),
@@ -253,7 +259,7 @@ mod tests {
         write_endpoints(
             folder.path(),
             Role::Decode,
-            &[line(1, false), line(2, true)],
+            &[entry(1, false), entry(2, true)],
         )
         .unwrap();
         let file = std::fs::read_to_string(folder.path().join("decode")).unwrap();

@@ -11,19 +11,19 @@ use crate::engines::{MODEL, Role};
 use crate::raw;
 
 /// A worker that answers every request with the same stream of events, followed by trailers.
-pub struct Trailing {
+pub struct TrailerWorker {
     /// Address of the worker.
     pub address: SocketAddr,
     serving: JoinHandle<()>,
 }
 
-impl Trailing {
+impl TrailerWorker {
     /// Starts a worker with these events.
-    pub async fn start(events: &str) -> Trailing {
+    pub async fn start(events: &str) -> TrailerWorker {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.unwrap_or_else(|error| panic!("no free port: {error}"));
         let address = listener.local_addr();
-        Trailing {
+        TrailerWorker {
             address: address.unwrap_or_else(|error| panic!("no address: {error}")),
             serving: tokio::spawn(serve(listener, answer(events))),
         }
@@ -35,7 +35,7 @@ impl Trailing {
     }
 }
 
-impl Drop for Trailing {
+impl Drop for TrailerWorker {
     fn drop(&mut self) {
         self.serving.abort();
     }
