@@ -5,9 +5,10 @@
 use fuzz::{Callers, Choices, check_edited, protocols, router, told};
 use libfuzzer_sys::fuzz_target;
 use routing::answer::EventEdit;
+use routing::answer::PromptLogprobs;
+use routing::answer::usage;
 use routing::fleet::WorkerId;
-use routing::handoff::sglang::PromptLogprobs;
-use routing::handoff::{mooncake, usage};
+use routing::handoff::mooncake;
 use routing::request::Generation;
 use routing::route::{AfterPrefill, Client, Plan, PrefillAnswer};
 

@@ -4,7 +4,7 @@
 use fuzz::{Choices, NOW, configured, told};
 use libfuzzer_sys::fuzz_target;
 use routing::config::Pool;
-use routing::discovery::{self, Answer, Believed, PolledWorkers, SourceUpdate};
+use routing::discovery::{self, Believed, PollAnswer, PolledWorkers, SourceUpdate};
 use routing::fleet::Fleet;
 use routing::request::Generation;
 use routing::route::Router;
@@ -34,7 +34,7 @@ fuzz_target!(|data: &[u8]| {
     // One source receives several answers in a row.
     for (version, body) in choices.parts(4).into_iter().enumerate() {
         let _ = source.poll();
-        let answer = Answer {
+        let answer = PollAnswer {
             status,
             etag: body.get(..4),
             body,

@@ -3,8 +3,8 @@
 
 use fuzz::Choices;
 use libfuzzer_sys::fuzz_target;
+use routing::answer::PromptLogprobs;
 use routing::answer::{EventEdit, Form, Reader, Rewriter, Verdict};
-use routing::handoff::sglang::PromptLogprobs;
 
 fn read<'a>(
     form: Form,

@@ -5,9 +5,8 @@
 
 use fuzz::{Callers, Choices, GENERATIONS, check_edited, protocols, router, told};
 use libfuzzer_sys::fuzz_target;
-use routing::handoff;
 use routing::json::says_nothing;
-use routing::request::Request;
+use routing::request::{HANDOFF_FIELDS, Request};
 use routing::route::{Dispatch, Plan};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -69,7 +68,7 @@ fn check_not_forged(body: &[u8]) {
     let Ok(members) = serde_json::from_str::<HashMap<String, &RawValue>>(&text) else {
         return;
     };
-    for name in handoff::FIELDS {
+    for name in HANDOFF_FIELDS {
         if let Some(value) = members.get(name) {
             assert!(says_nothing(value.get()), "{name} got through");
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use routing::config::Config;
 use routing::fleet::Target;
-use routing::load::{Held, ThreadLoad};
+use routing::load::{Occupied, ThreadLoad};
 use routing::prefix::hash::{self, HashScope, Salt};
 use routing::prefix::index::{Bounds, Index};
 use routing::prefix::{Blocks, RunLength};
@@ -225,7 +225,7 @@ pub(crate) fn everywhere(router: &Router) -> impl Iterator<Item = ThreadLoad> {
         booked_tokens: (BUSY * BUSY_TOKENS).into(),
         queued_tokens: (BUSY * BUSY_TOKENS).into(),
         prefills: BUSY,
-        decoding: Held {
+        decoding: Occupied {
             blocks: u64::from(BUSY * BUSY_TOKENS) / 16,
             weight: u64::from(BUSY * BUSY_TOKENS) * 1000 / 16,
         },

@@ -15,21 +15,21 @@ use routing::engine_metrics::MAX_TEXT;
 use routing::fleet::Worker;
 use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
 
-use crate::cleanup::{self, CleanUp};
+use crate::cleanup::{self, CleanUpCall};
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::pool_runtime::PoolRuntime;
 use crate::prefill_call::{self, Job};
-use crate::recovery::{self, DecodeCall, End, Failure};
+use crate::recovery::{self, DecodeCall, Failure, LegEnd};
 use crate::shared;
 use crate::stream::{Stream, destination_headers};
 
 /// A stream's task for the root.
-pub enum Task {
+pub enum RootTask {
     /// Call the prefill worker.
     Prefill(Box<Job>),
     /// Replace a decode leg that failed before the client read anything.
-    Recover(Rc<Stream>, Failure, End),
+    Recover(Rc<Stream>, Failure, LegEnd),
     /// Fetch and drop the blocks that the prefill worker has computed.
     CleanUp(Rc<Stream>, Box<CleanUpLeg>, Rc<Worker>),
 }
@@ -41,7 +41,7 @@ pub enum Call {
     /// A decode leg in place of one that failed.
     Decode(DecodeCall),
     /// A clean-up leg, for blocks that a client has left behind.
-    CleanUp(CleanUp),
+    CleanUp(CleanUpCall),
     /// An abort: the worker drops its work for a request.
     Abort,
 }
@@ -50,7 +50,7 @@ pub enum Call {
 #[derive(Default)]
 pub struct Calls {
     queue: Option<u32>,
-    waiting: VecDeque<Task>,
+    waiting: VecDeque<RootTask>,
     running: HashMap<u32, Call>,
 }
 
@@ -85,7 +85,7 @@ impl Calls {
 ///
 /// # Errors
 /// If the host would not carry the message: the task is dropped.
-pub fn submit(runtime: &PoolRuntime, task: Task) -> Result<(), HostError> {
+pub fn submit(runtime: &PoolRuntime, task: RootTask) -> Result<(), HostError> {
     let mut calls = runtime.calls.borrow_mut();
     let queue = calls.queue()?;
     host::enqueue(queue, b"")?;
@@ -99,11 +99,11 @@ pub fn start_waiting(runtime: &PoolRuntime, queue: u32) {
     loop {
         let task = runtime.calls.borrow_mut().waiting.pop_front();
         match task {
-            Some(Task::Prefill(job)) => prefill_call::start(runtime, *job),
-            Some(Task::Recover(client, failure, end)) => {
+            Some(RootTask::Prefill(job)) => prefill_call::start(runtime, *job),
+            Some(RootTask::Recover(client, failure, end)) => {
                 recovery::recover(runtime, &client, failure, end);
             }
-            Some(Task::CleanUp(client, leg, prefill)) => {
+            Some(RootTask::CleanUp(client, leg, prefill)) => {
                 cleanup::start(runtime, &client, &leg, &prefill);
             }
             None => break,

@@ -7,14 +7,14 @@ use routing::fleet::Worker;
 use routing::route::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
 
-use crate::calls::{self, Call, ClientRequest, Task};
+use crate::calls::{self, Call, ClientRequest, RootTask};
 use crate::headers;
 use crate::host;
 use crate::pool_runtime::PoolRuntime;
 use crate::stream::{CleanupRequest, Stream};
 
 /// A clean-up leg under way.
-pub struct CleanUp {
+pub struct CleanUpCall {
     /// Blocks that the leg frees.
     blocks: u64,
     /// Ids that its log line begins with.
@@ -33,7 +33,7 @@ pub fn abort_prefill(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg, blo
         .and_then(|()| send(runtime, client, leg));
     match called {
         Some(token) => {
-            let call = Call::CleanUp(CleanUp {
+            let call = Call::CleanUp(CleanUpCall {
                 blocks,
                 ids: client.ids().to_owned(),
                 _cleanup_request: None,
@@ -84,7 +84,7 @@ pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
     match called {
         Ok(token) => {
             runtime.telemetry.cleaning_up();
-            let call = Call::CleanUp(CleanUp {
+            let call = Call::CleanUp(CleanUpCall {
                 blocks: leg.blocks,
                 ids: client.ids().to_owned(),
                 _cleanup_request: Some(cleanup_request),
@@ -111,14 +111,14 @@ pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
         return;
     };
     client.leave_copy(runtime);
-    let task = Task::CleanUp(Rc::clone(client), Box::new(leg), prefill);
+    let task = RootTask::CleanUp(Rc::clone(client), Box::new(leg), prefill);
     if calls::submit(runtime, task).is_err() {
         runtime.telemetry.handed_off(Fate::Leaked, blocks);
     }
 }
 
 /// Handles the answer to a clean-up leg.
-pub fn answered(runtime: &PoolRuntime, leg: &CleanUp, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, leg: &CleanUpCall, answer: PrefillAnswer<'_>) {
     let fate = Fate::after_a_call(answer);
     runtime.telemetry.handed_off(fate, leg.blocks);
     if fate == Fate::Fetched {

@@ -9,7 +9,7 @@ use crate::stream::Response;
 
 /// Deadlines of one answer, and the times they count from. A chunk only sets a mark: the clock is read in rounds.
 #[derive(Default)]
-pub struct Clock {
+pub struct AnswerClock {
     patience: Cell<Patience>,
     /// When the leg was dispatched.
     started: Cell<Duration>,
@@ -18,7 +18,7 @@ pub struct Clock {
     stirred: Cell<bool>,
 }
 
-impl Clock {
+impl AnswerClock {
     /// Starts the deadlines of a dispatched leg.
     pub fn start(&self, patience: Patience, now: Duration) {
         self.patience.set(patience);

@@ -7,7 +7,7 @@ use proxy_wasm::types::Action;
 use routing::ids::Ids;
 use routing::request::{Head, Kind};
 use routing::route::{Plan, Refusal};
-use routing::uploads::Progress;
+use routing::uploads::UploadProgress;
 
 use crate::endpoints;
 use crate::headers;
@@ -265,8 +265,8 @@ impl HttpContext for StreamContext {
             return Action::Pause;
         }
         let progress = match end_of_stream {
-            true => Progress::Complete,
-            false => Progress::Incomplete,
+            true => UploadProgress::Complete,
+            false => UploadProgress::Incomplete,
         };
         let receiving = &self.pools.vm.receiving;
         if !receiving.hold(&self.runtime, &stream, size, progress) {

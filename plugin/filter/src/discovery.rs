@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::discovery::{
-    self, Answer, Believed, Poll, PolledWorkers, Source, SourceUpdate, Staleness,
+    self, Believed, Poll, PollAnswer, PolledWorkers, Source, SourceUpdate, Staleness,
 };
 use routing::excerpt::{self, excerpt};
 use routing::fleet::{Fleet, Worker};
@@ -224,7 +224,7 @@ fn read_answer(has_headers: bool, source: &mut dyn Source) -> Result<SourceUpdat
     let status = std::str::from_utf8(&status).unwrap_or_default();
     let etag = host::header(Map::CallResponse, "etag");
     let body = host::call_response(discovery::MAX_ANSWER).unwrap_or_default();
-    let answer = Answer {
+    let answer = PollAnswer {
         status: status.parse().unwrap_or(0),
         etag: etag.as_deref(),
         body: &body,

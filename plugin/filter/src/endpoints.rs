@@ -77,16 +77,16 @@ pub fn reply(reply: &Reply) {
 /// Refuses a request that has no stream of its own yet.
 pub fn refuse(refusal: &Refusal) {
     let dropped = refusal.dropped_reason().map(|why| (headers::DROPPED, why));
-    let answer = Answer::refused(refusal);
+    let answer = JsonAnswer::refused(refusal);
     send(answer.status, dropped.as_slice(), &answer.body);
 }
 
-fn about_models(router: &Router, path: &[u8]) -> Option<Answer> {
+fn about_models(router: &Router, path: &[u8]) -> Option<JsonAnswer> {
     match AboutModels::read(path)? {
-        AboutModels::All => router.models().map(|models| Answer::of(200, &models)),
+        AboutModels::All => router.models().map(|models| JsonAnswer::of(200, &models)),
         AboutModels::One(name) => router.named(&name).map(|known| match known {
-            Ok(model) => Answer::of(200, &model),
-            Err(refusal) => Answer::refused(&refusal),
+            Ok(model) => JsonAnswer::of(200, &model),
+            Err(refusal) => JsonAnswer::refused(&refusal),
         }),
         AboutModels::Ready(name) => Some(model_ready(router, &name)),
     }
@@ -102,19 +102,19 @@ fn is_own(path: &[u8]) -> bool {
 
 /// A JSON answer.
 #[derive(Clone)]
-pub struct Answer {
+pub struct JsonAnswer {
     status: u32,
     body: std::borrow::Cow<'static, str>,
 }
 
-const NOT_FOUND: Answer = Answer {
+const NOT_FOUND: JsonAnswer = JsonAnswer {
     status: 404,
     body: std::borrow::Cow::Borrowed(
         r#"{"error":{"message":"not found","type":"not_found_error","param":null,"code":"not_found"}}"#,
     ),
 };
 
-impl Answer {
+impl JsonAnswer {
     /// An answer with an error.
     fn refused(refusal: &Refusal) -> Self {
         Self {
@@ -139,13 +139,13 @@ struct Ready {
 }
 
 /// Whether any pool serves: a pool that cannot must not take the proxy out of service for the others.
-fn ready(pools: &Pools) -> Answer {
+fn ready(pools: &Pools) -> JsonAnswer {
     let mut all = pools.all().iter();
     let ready = all.any(|runtime| {
         runtime.know_somebody();
         runtime.router.borrow().can_serve_any()
     });
-    Answer::of(if ready { 200 } else { 503 }, &Ready { ready })
+    JsonAnswer::of(if ready { 200 } else { 503 }, &Ready { ready })
 }
 
 /// Readiness in Dynamo's shape: counts, no ids.
@@ -172,7 +172,7 @@ struct WorkerType {
 }
 
 /// `GET /v1/models/{model}/ready`.
-fn model_ready(router: &Router, name: &str) -> Answer {
+fn model_ready(router: &Router, name: &str) -> JsonAnswer {
     let served = router.can_serve_requests(name);
     if matches!(served, Err(Refusal::UnknownModel { .. } | Refusal::NoFleet)) {
         return NOT_FOUND.clone();
@@ -187,7 +187,7 @@ fn model_ready(router: &Router, name: &str) -> Answer {
         ready: served.is_ok(),
         namespaces: namespaces.collect(),
     };
-    Answer::of(if answer.ready { 200 } else { 503 }, &answer)
+    JsonAnswer::of(if answer.ready { 200 } else { 503 }, &answer)
 }
 
 fn namespace_ready(router: &Router, key: &ModelKey, state: &ModelState) -> NamespaceReady {

@@ -298,7 +298,7 @@ pub fn shared(key: &str) -> Option<(Vec<u8>, u32)> {
 
 /// Outcome of writing a shared value.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum WriteOutcome {
     /// The value is written.
     Yes,
     /// Another thread has written first.
@@ -307,7 +307,11 @@ pub enum Written {
 
 /// Writes a shared value; with a version only if the value still has that version. The version is ignored for a key that does not
 /// exist.
-pub fn set_shared(key: &str, value: &[u8], version: Option<u32>) -> Result<Written, HostError> {
+pub fn set_shared(
+    key: &str,
+    value: &[u8],
+    version: Option<u32>,
+) -> Result<WriteOutcome, HostError> {
     // SAFETY: both slices are valid for the call.
     let status = unsafe {
         proxy_set_shared_data(
@@ -319,8 +323,8 @@ pub fn set_shared(key: &str, value: &[u8], version: Option<u32>) -> Result<Writt
         )
     };
     match status {
-        OK => Ok(Written::Yes),
-        CAS_MISMATCH => Ok(Written::Stale),
+        OK => Ok(WriteOutcome::Yes),
+        CAS_MISMATCH => Ok(WriteOutcome::Stale),
         status => Err(HostError {
             call: "set_shared_data",
             status,

@@ -8,7 +8,7 @@ use routing::request::Generation;
 use routing::route::{Explain, Plan, PlanInput, QueueTicket, Refusal, Router};
 use routing::selection::eligibility::Subset;
 
-use crate::calls::{self, Task};
+use crate::calls::{self, RootTask};
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::pool_runtime::{PoolRuntime, Waits};
@@ -184,7 +184,7 @@ pub fn carry_out(
             stream.assignment.replace(assignment);
             stream.stage.set(Stage::Prefilling);
             let job = Job::new(runtime, phase, stream);
-            calls::submit(runtime, Task::Prefill(Box::new(job))).map(|()| Next::Stays)
+            calls::submit(runtime, RootTask::Prefill(Box::new(job))).map(|()| Next::Stays)
         }
         Ok(Plan::Answer(answer)) => {
             let kind = (

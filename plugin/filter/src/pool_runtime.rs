@@ -21,7 +21,7 @@ use crate::telemetry::{PoolTelemetry, Telemetry};
 use crate::vm::Vm;
 
 /// The requests that wait for a worker of one pool.
-pub type Waiting = HashMap<Waiter, Waits>;
+pub type WaitingRequests = HashMap<Waiter, Waits>;
 
 /// A waiting request.
 pub struct Waits {
@@ -46,7 +46,7 @@ pub struct PoolRuntime {
     /// The pool's router.
     pub router: Rc<RefCell<Router>>,
     /// Requests that wait for a worker.
-    pub waiting: Rc<RefCell<Waiting>>,
+    pub waiting: Rc<RefCell<WaitingRequests>>,
     /// Headers that may name a session, if a policy uses them.
     pub session_headers: Vec<String>,
     /// Tasks and calls of the root, waiting and under way.

@@ -21,10 +21,10 @@ use crate::cleanup;
 use crate::headers;
 use crate::host;
 use crate::pool_runtime::PoolRuntime;
-use crate::recovery::{self, End, Failure};
+use crate::recovery::{self, Failure, LegEnd};
 use crate::rewrite;
 use crate::stream::{ConcurrentPrefill, PendingReset, Stage, Stream};
-use crate::telemetry::Leg;
+use crate::telemetry::CalledLeg;
 
 /// A prefill leg and its client's stream.
 pub struct Job {
@@ -246,7 +246,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
                 client.ids(),
                 fallback.name()
             );
-            runtime.telemetry.handoff_failed(Leg::Prefill);
+            runtime.telemetry.handoff_failed(CalledLeg::Prefill);
             runtime.telemetry.fell_back(fallback);
             if client.enter() {
                 decode(runtime, &client, &dispatch);
@@ -303,7 +303,7 @@ fn try_another(runtime: &PoolRuntime, job: Job, failed: &Worker, answer: Prefill
         next.name
     );
     job.client.prefill_moved(next);
-    runtime.telemetry.handoff_failed(Leg::Prefill);
+    runtime.telemetry.handoff_failed(CalledLeg::Prefill);
     runtime.telemetry.prefill_retried();
     start(runtime, job);
 }
@@ -350,8 +350,8 @@ fn ask_another_pair(
     recovery::recover(runtime, client, failure, end_of(end));
 }
 
-fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> End {
-    End {
+fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> LegEnd {
+    LegEnd {
         leg: outcome::Leg::Prefill,
         came,
         meaning,
@@ -378,7 +378,7 @@ fn end_here(runtime: &PoolRuntime, client: &Stream, terminal: Terminal) {
 /// Ends a request whose prefill has failed for good.
 fn refused(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.ids());
-    runtime.telemetry.handoff_failed(Leg::Prefill);
+    runtime.telemetry.handoff_failed(CalledLeg::Prefill);
     match client.stage.get() {
         Stage::Recovering => {
             let failure = client.failure.take();
@@ -400,7 +400,7 @@ fn failed_beside(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, e
         return refused(runtime, client, refusal);
     }
     log::warn!("[{}] {refusal}", client.ids());
-    runtime.telemetry.handoff_failed(Leg::Prefill);
+    runtime.telemetry.handoff_failed(CalledLeg::Prefill);
     if client.answer_has_begun() {
         return schedule_reset(runtime, client, refusal);
     }

@@ -12,7 +12,7 @@ use routing::outcome::{Came, Follows, Leg, Meaning};
 use routing::route::fate::Handed;
 use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal};
 
-use crate::calls::{self, Call, ClientRequest, Task, headers_for_client};
+use crate::calls::{self, Call, ClientRequest, RootTask, headers_for_client};
 use crate::cleanup;
 use crate::host::{self, Header};
 use crate::pool_runtime::PoolRuntime;
@@ -73,7 +73,7 @@ impl Failure {
 
 /// How a leg has ended.
 #[derive(Clone, Copy)]
-pub struct End {
+pub struct LegEnd {
     /// The leg.
     pub leg: Leg,
     /// What came of the leg.
@@ -92,9 +92,9 @@ pub struct DecodeCall {
 }
 
 /// Hands a failed decode leg to the root, and holds everything back meanwhile. Called from the stream's own callback.
-pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
+pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: LegEnd) {
     client.stage.set(Stage::Recovering);
-    let submitted = calls::submit(runtime, Task::Recover(Rc::clone(client), failure, end));
+    let submitted = calls::submit(runtime, RootTask::Recover(Rc::clone(client), failure, end));
     if let Err(error) = submitted {
         log::error!("[{}] cannot be recovered: {error}", client.ids());
         client.refuse(runtime, &Refusal::Internal);
@@ -103,7 +103,7 @@ pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: 
 
 /// Routes the request again after this `end` of a leg. If that is not possible, the client gets the `failure`. Called on the
 /// root.
-pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: End) {
+pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: LegEnd) {
     if client.stage.get() == Stage::Ended {
         return;
     }
@@ -113,7 +113,9 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
         return;
     }
     if end.leg != Leg::Prefill && client.assignment.borrow().prefill.is_some() {
-        runtime.telemetry.handoff_failed(telemetry::Leg::Decode);
+        runtime
+            .telemetry
+            .handoff_failed(telemetry::CalledLeg::Decode);
     }
     let Some(plan) = plan(runtime, client, end) else {
         give_up(runtime, client, &failure);
@@ -140,7 +142,7 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
     }
 }
 
-fn plan(runtime: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
+fn plan(runtime: &PoolRuntime, client: &Stream, end: LegEnd) -> Option<Plan> {
     let replay_buffer = client.replay_buffer.borrow();
     let body = &replay_buffer.as_ref()?.body;
     let failed = Failed {
@@ -155,7 +157,7 @@ fn plan(runtime: &PoolRuntime, client: &Stream, end: End) -> Option<Plan> {
 }
 
 /// Workers that were asked for the failed leg, in their order.
-fn asked(runtime: &PoolRuntime, client: &Stream, end: End) -> Vec<WorkerId> {
+fn asked(runtime: &PoolRuntime, client: &Stream, end: LegEnd) -> Vec<WorkerId> {
     let assignment = client.assignment.borrow();
     let worker = match (end.leg, end.came) {
         (Leg::Prefill, _) => &assignment.prefill,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use routing::config::{Discovery, RegistrationDiscovery};
 use routing::discovery::{
-    self, Change, Leases, MAX_BODY, Named, Problem, RegistrationPool, Registry, Reply,
+    self, Leases, MAX_BODY, Named, Problem, RegistrationPool, Registry, RegistryChange, Reply,
 };
 use routing::request::Head;
 
 use crate::discovery::publish;
-use crate::host::{self, Header, Written};
+use crate::host::{self, Header, WriteOutcome};
 use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 
@@ -100,8 +100,8 @@ impl RegistrationRequest {
         let key = Registry::key(&registration_pool.pool.name);
         let changed = apply(&key, &change, registration_pool.rules.max_workers)?;
         Ok(match change {
-            Change::Put(_) => registration_pool.registered(changed),
-            Change::Delete(_) => registration_pool.removed(changed),
+            RegistryChange::Put(_) => registration_pool.registered(changed),
+            RegistryChange::Delete(_) => registration_pool.removed(changed),
         })
     }
 }
@@ -129,12 +129,12 @@ fn read(key: &str) -> (Registry, Option<u32>) {
 }
 
 /// Applies a change to the registry at `key`, retried while other threads write there.
-fn apply(key: &str, change: &Change, max_workers: usize) -> Result<usize, Problem> {
+fn apply(key: &str, change: &RegistryChange, max_workers: usize) -> Result<usize, Problem> {
     for _ in 0..ATTEMPTS {
         let (mut registry, version) = read(key);
         let changed = registry.apply(change, max_workers)?;
         let bytes = registry.encode()?;
-        if host::set_shared(key, &bytes, version) == Ok(Written::Yes) {
+        if host::set_shared(key, &bytes, version) == Ok(WriteOutcome::Yes) {
             return Ok(changed);
         }
     }
@@ -248,7 +248,7 @@ impl Registrar {
 
     /// Removes workers with expired leases. After a concurrent registration the next round tries again.
     fn take_out(&self, mut registry: Registry, expired: Vec<Named>, version: u32) {
-        let changed = registry.apply(&Change::Delete(expired), self.rules.max_workers);
+        let changed = registry.apply(&RegistryChange::Delete(expired), self.rules.max_workers);
         if changed.is_ok()
             && let Ok(bytes) = registry.encode()
         {

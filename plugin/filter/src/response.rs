@@ -16,7 +16,7 @@ use crate::headers;
 use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
 use crate::pool_runtime::PoolRuntime;
-use crate::recovery::{self, End, Failure};
+use crate::recovery::{self, Failure, LegEnd};
 use crate::stream::{ConcurrentPrefill, Response, Stage, Stream};
 
 /// Bytes that count as content, whatever they are: no engine's first event is longer.
@@ -426,12 +426,12 @@ fn is_broken_off(runtime: &PoolRuntime, stream: &Stream) -> bool {
 }
 
 /// Records how the leg that the client waits for has ended, and what that means.
-pub fn ended(runtime: &PoolRuntime, stream: &Stream, came: Came) -> End {
+pub fn ended(runtime: &PoolRuntime, stream: &Stream, came: Came) -> LegEnd {
     let mut router = runtime.router.borrow_mut();
     let mut assignment = stream.assignment.borrow_mut();
     let leg = assignment.leg(router.pool().rules());
     let meaning = router.leg_ended(&mut assignment, came);
-    End { leg, came, meaning }
+    LegEnd { leg, came, meaning }
 }
 
 /// Holds an unstreamed answer that generates nothing, such as embeddings, until it can be edited; an answer that may be too long
@@ -543,7 +543,7 @@ fn note_server(runtime: &PoolRuntime, stream: &Stream) {
 
 /// Judges a request without an answer from a worker: destinations before the last tried took no connection; the proxy's details
 /// say what became of the last.
-fn blame(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, End) {
+fn blame(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, LegEnd) {
     let last = last_tried();
     if let Some(last) = last {
         let mut router = runtime.router.borrow_mut();

@@ -13,11 +13,11 @@ use crate::stream::Stream;
 
 /// The edits that an answer needs.
 #[derive(Default)]
-pub struct Change {
+pub struct AnswerChange {
     events: Rewriter,
 }
 
-impl Change {
+impl AnswerChange {
     /// An unstreamed answer, edited; `None` if there is nothing to edit.
     fn of_document(&self, document: &[u8]) -> Option<Vec<u8>> {
         let text = std::str::from_utf8(document).ok()?;

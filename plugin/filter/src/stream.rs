@@ -15,13 +15,13 @@ use routing::route::fate::Handed;
 use routing::route::{AbortLeg, Assignment, Dispatch, Refusal};
 
 use crate::cleanup;
-use crate::clock::Clock;
+use crate::clock::AnswerClock;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::RoutingHeaders;
 use crate::pool_runtime::PoolRuntime;
 use crate::recovery::{Failure, HeldReply};
-use crate::rewrite::Change;
+use crate::rewrite::AnswerChange;
 use crate::telemetry::Ended;
 
 /// Stage of a request.
@@ -126,7 +126,7 @@ pub struct Stream {
     /// Prefill calls under way for the present attempt.
     pub racing: Cell<u32>,
     /// Deadlines of the answer.
-    pub clock: Clock,
+    pub clock: AnswerClock,
     /// How the first decode leg failed, while that leg is being replaced.
     pub failure: RefCell<Option<Failure>>,
     /// The reply of a replacement decode worker, while the concurrent prefill runs.
@@ -134,7 +134,7 @@ pub struct Stream {
     /// Whether the model's name has been settled.
     pub is_named: Cell<bool>,
     /// Edits that the answer needs.
-    pub change: RefCell<Option<Change>>,
+    pub change: RefCell<Option<AnswerChange>>,
     /// Whether the prompt's logprobs, which only prefill knows, are wanted in the answer and not known yet.
     pub wants_logprobs: Cell<bool>,
     /// When the request came.
@@ -180,7 +180,7 @@ impl Stream {
             replay_buffer: RefCell::default(),
             attempt: Cell::new(0),
             racing: Cell::new(0),
-            clock: Clock::default(),
+            clock: AnswerClock::default(),
             failure: RefCell::default(),
             held_reply: RefCell::default(),
             is_named: Cell::new(false),

@@ -8,7 +8,7 @@ use routing::sharing::{
     PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals, WriteResult, pool_number,
 };
 
-use crate::host::{self, Written};
+use crate::host::{self, WriteOutcome};
 use crate::pool_runtime::PoolRuntime;
 use crate::shared;
 
@@ -25,8 +25,8 @@ impl SharedStore for SharedData {
 
     fn write(&self, key: &str, value: &[u8], version: Option<u32>) -> WriteResult {
         match host::set_shared(key, value, version) {
-            Ok(Written::Yes) => WriteResult::Done,
-            Ok(Written::Stale) => WriteResult::Stale,
+            Ok(WriteOutcome::Yes) => WriteResult::Done,
+            Ok(WriteOutcome::Stale) => WriteResult::Stale,
             Err(_) => WriteResult::Failed,
         }
     }

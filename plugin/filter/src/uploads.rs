@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::route::Refusal;
-use routing::uploads::{Progress, Uploads};
+use routing::uploads::{UploadProgress, Uploads};
 
 use crate::pool_runtime::PoolRuntime;
 use crate::stream::Stream;
@@ -50,7 +50,7 @@ impl Receiving {
         runtime: &PoolRuntime,
         stream: &Stream,
         bytes: usize,
-        progress: Progress,
+        progress: UploadProgress,
     ) -> bool {
         stream.body.replace(None);
         self.uploads.borrow_mut().received(stream.id(), bytes);
@@ -68,7 +68,7 @@ impl Receiving {
         runtime: &PoolRuntime,
         stream: &Stream,
         bytes: usize,
-        progress: Progress,
+        progress: UploadProgress,
     ) -> Option<()> {
         let lacking = runtime.lacks_for_bodies(bytes);
         let now = runtime.tell_time();

@@ -12,7 +12,7 @@ use routing::config::{Pool, Sharing};
 use routing::route::Router;
 
 use crate::host::{self, Buffer, HostError};
-use crate::pool_runtime::{PoolRuntime, Waiting};
+use crate::pool_runtime::{PoolRuntime, WaitingRequests};
 use crate::shared::Lease;
 use crate::status::Refusals;
 use crate::telemetry::{FleetCounts, Leader, PoolTelemetry, Telemetry};
@@ -60,7 +60,7 @@ pub struct PoolState {
     /// The pool's router.
     pub router: Rc<RefCell<Router>>,
     /// Requests that wait for a worker.
-    pub waiting: Rc<RefCell<Waiting>>,
+    pub waiting: Rc<RefCell<WaitingRequests>>,
     /// The pool's metrics.
     pub metrics: Rc<PoolTelemetry>,
     /// The root whose configuration the router follows.

@@ -24,9 +24,9 @@ pub use prompt_logprobs::PromptLogprobs;
 pub use rewriter::{EventEdit, Rewriter};
 pub use verdict::{End, Verdict, Why};
 
-use event::{Facts, is_clean_end};
+use event::{DocumentFacts, is_clean_end};
 use lines::line_end;
-use verdict::{Progress, Said};
+use verdict::{DocumentTotals, Progress};
 
 /// Longest line, in bytes, that is read; a longer one counts as one token. Far beyond any chunk of text.
 const MAX_EVENT: usize = 64 * 1024;
@@ -62,7 +62,7 @@ fn begins_with(value: &[u8], prefix: &[u8]) -> bool {
 #[derive(Debug)]
 pub struct Reader {
     sight: Sight,
-    said: Said,
+    said: DocumentTotals,
     progress: Progress,
     /// Whether a byte has come.
     has_come: bool,
@@ -102,7 +102,7 @@ impl Reader {
     fn with(sight: Sight) -> Self {
         Self {
             sight,
-            said: Said::default(),
+            said: DocumentTotals::default(),
             progress: Progress::Open,
             has_come: false,
         }
@@ -233,7 +233,7 @@ impl Field {
 }
 
 impl Lines {
-    fn read(&mut self, mut bytes: &[u8], said: &mut Said) {
+    fn read(&mut self, mut bytes: &[u8], said: &mut DocumentTotals) {
         if self.after_cr && !bytes.is_empty() {
             self.after_cr = false;
             bytes = bytes.strip_prefix(b"\n").unwrap_or(bytes);
@@ -262,7 +262,7 @@ impl Lines {
         }
     }
 
-    fn end_line(&mut self, head: &[u8], said: &mut Said) {
+    fn end_line(&mut self, head: &[u8], said: &mut DocumentTotals) {
         // Most lines come in one piece and are read in place.
         if self.line.is_empty() && self.long.is_none() && head.len() <= MAX_EVENT {
             return self.take(head, said);
@@ -277,34 +277,34 @@ impl Lines {
         self.line = line;
     }
 
-    fn take_long(&self, field: Field, said: &mut Said) {
+    fn take_long(&self, field: Field, said: &mut DocumentTotals) {
         match field {
-            Field::Data | Field::Unknown => said.take(&Facts::too_long(&self.name)),
+            Field::Data | Field::Unknown => said.take(&DocumentFacts::too_long(&self.name)),
             Field::Blank | Field::Name | Field::Silent => {}
         }
     }
 
-    fn take(&mut self, line: &[u8], said: &mut Said) {
+    fn take(&mut self, line: &[u8], said: &mut DocumentTotals) {
         let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         match Field::of(line) {
             (Field::Blank, _) => self.end_event(said),
             (Field::Data, value) => self.take_data(value.trim_ascii(), said),
             (Field::Name, value) => self.take_name(value.trim_ascii(), said),
             (Field::Silent, _) => {}
-            (Field::Unknown, _) => said.take(&Facts::unknown()),
+            (Field::Unknown, _) => said.take(&DocumentFacts::unknown()),
         }
     }
 
-    fn take_name(&mut self, name: &[u8], said: &mut Said) {
+    fn take_name(&mut self, name: &[u8], said: &mut DocumentTotals) {
         self.name = String::from_utf8_lossy(name).into_owned();
         // Dynamo sends the text of an error as a comment, without data.
         if name == b"error" {
-            said.take(&Facts::failure());
+            said.take(&DocumentFacts::failure());
         }
     }
 
     /// Data that is not readable by itself waits for the event's other lines.
-    fn take_data(&mut self, data: &[u8], said: &mut Said) {
+    fn take_data(&mut self, data: &[u8], said: &mut DocumentTotals) {
         if data == b"[DONE]" {
             return said.take_done();
         }
@@ -312,27 +312,27 @@ impl Lines {
             return;
         }
         if self.data.is_empty()
-            && let Some(facts) = Facts::of(data, &self.name)
+            && let Some(facts) = DocumentFacts::of(data, &self.name)
         {
             return said.take(&facts);
         }
         if self.data.len().saturating_add(data.len()) > MAX_EVENT {
             self.data.clear();
-            return said.take(&Facts::too_long(&self.name));
+            return said.take(&DocumentFacts::too_long(&self.name));
         }
         self.data.extend_from_slice(data);
         self.data.push(b'\n');
     }
 
-    fn end_event(&mut self, said: &mut Said) {
+    fn end_event(&mut self, said: &mut DocumentTotals) {
         if !self.data.is_empty() {
-            said.take(&Facts::read(&self.data, &self.name));
+            said.take(&DocumentFacts::read(&self.data, &self.name));
             self.data.clear();
         }
         self.name.clear();
     }
 
-    fn finish(&mut self, said: &mut Said) {
+    fn finish(&mut self, said: &mut DocumentTotals) {
         if !self.line.is_empty() || self.long.is_some() {
             self.end_line(b"", said);
         }
@@ -376,7 +376,7 @@ impl Document {
         }
     }
 
-    fn finish(&mut self, said: &mut Said) {
+    fn finish(&mut self, said: &mut DocumentTotals) {
         match self.verdict {
             Verdict::Nothing => self.verdict = said.take_document(&self.kept),
             _ => said.take_tail(&self.kept),

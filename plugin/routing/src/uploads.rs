@@ -42,7 +42,7 @@ impl Upload {
 
 /// How much of a body has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum UploadProgress {
     /// More bytes follow.
     Incomplete,
     /// All bytes are there.
@@ -89,13 +89,13 @@ impl Uploads {
         &self,
         stream: u32,
         wanted: usize,
-        progress: Progress,
+        progress: UploadProgress,
         now: Duration,
     ) -> Option<Vec<u32>> {
         let own = self.open.get(&stream);
         let gives_way = |upload: &Upload| match progress {
-            Progress::Complete => true,
-            Progress::Incomplete => own.is_some_and(|own| upload.gives_way_to(own, now)),
+            UploadProgress::Complete => true,
+            UploadProgress::Incomplete => own.is_some_and(|own| upload.gives_way_to(own, now)),
         };
         let mut others: Vec<(Duration, u32, usize)> = self
             .open
@@ -163,7 +163,7 @@ mod tests {
             (4, 1, 0),
             (9, 10, 5),
         ]);
-        let ways = |wanted| uploads.make_way(9, wanted, Progress::Complete, at(10));
+        let ways = |wanted| uploads.make_way(9, wanted, UploadProgress::Complete, at(10));
         assert_eq!(ways(1), Some(vec![2]));
         assert_eq!(ways(100), Some(vec![2]));
         assert_eq!(ways(101), Some(vec![2, 1]));
@@ -175,8 +175,9 @@ mod tests {
     #[test]
     fn found_b6_an_incomplete_body_takes_that_of_those_that_have_had_their_time() {
         let uploads = uploads(&[(1, 0, 1000), (2, 4, 100), (3, 7, 100), (9, 10, 500)]);
-        let ways =
-            |stream, wanted, now| uploads.make_way(stream, wanted, Progress::Incomplete, at(now));
+        let ways = |stream, wanted, now| {
+            uploads.make_way(stream, wanted, UploadProgress::Incomplete, at(now))
+        };
         assert_eq!(ways(9, 50, 10), Some(vec![1]));
         assert_eq!(ways(9, 1100, 10), Some(vec![1, 2]));
         assert_eq!(ways(9, 1101, 10), None);
@@ -196,7 +197,8 @@ mod tests {
             (4, 10, 100),
             (9, 10, 100),
         ]);
-        let ways = |stream, wanted| uploads.make_way(stream, wanted, Progress::Incomplete, at(10));
+        let ways =
+            |stream, wanted| uploads.make_way(stream, wanted, UploadProgress::Incomplete, at(10));
         assert_eq!(ways(9, 50), Some(vec![1]));
         assert_eq!(ways(9, 1601), Some(vec![1, 2]));
         assert_eq!(ways(9, 1602), None);
@@ -212,7 +214,7 @@ mod tests {
         let mut uploads = uploads(&slow);
         uploads.begin(99, at(6));
         uploads.received(99, 64 * 1024);
-        for progress in [Progress::Complete, Progress::Incomplete] {
+        for progress in [UploadProgress::Complete, UploadProgress::Incomplete] {
             let ways = uploads.make_way(99, 64 * 1024, progress, at(7));
             assert_eq!(ways, Some(vec![0]), "{progress:?}");
         }

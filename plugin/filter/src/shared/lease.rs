@@ -1,7 +1,7 @@
 //! Owns the election of the leading VM, which polls for all VMs and logs what all of them see.
 
 use super::{read_u64, unique_number};
-use crate::host::{self, Written};
+use crate::host::{self, WriteOutcome};
 
 /// Rounds for which a leader's counter may stand still before another VM takes over: a second.
 const PATIENCE_ROUNDS: u32 = 10;
@@ -104,5 +104,5 @@ impl Lease {
 }
 
 fn write(holder: Holder, version: Option<u32>) -> bool {
-    host::set_shared(LEASE, &holder.encode(), version) == Ok(Written::Yes)
+    host::set_shared(LEASE, &holder.encode(), version) == Ok(WriteOutcome::Yes)
 }

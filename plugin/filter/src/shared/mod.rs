@@ -13,7 +13,7 @@ use routing::route::Report;
 use routing::sharing;
 use serde::{Deserialize, Serialize};
 
-use crate::host::{self, Written};
+use crate::host::{self, WriteOutcome};
 
 /// Attempts at taking a unique number while other threads take theirs.
 const TAKE_ATTEMPTS: u32 = 64;
@@ -29,7 +29,7 @@ pub fn unique_number() -> u64 {
         };
         let number = read_u64(&bytes, 0).unwrap_or(0);
         let written = host::set_shared(NEXT_NUMBER, &number.wrapping_add(1).to_le_bytes(), version);
-        if written == Ok(Written::Yes) {
+        if written == Ok(WriteOutcome::Yes) {
             // Creating a key is not protected: two VMs may both get 0. The time makes their numbers differ.
             return number ^ host::now_ns().rotate_left(16);
         }

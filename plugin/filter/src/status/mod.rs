@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use refusals::Refused;
 
-use crate::endpoints::Answer;
+use crate::endpoints::JsonAnswer;
 use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::shared::{self, SourceHealth};
@@ -143,7 +143,7 @@ impl From<Load> for Bookings {
 }
 
 /// The complete status, as JSON.
-pub fn status(pools: &Pools) -> Answer {
+pub fn status(pools: &Pools) -> JsonAnswer {
     let all = pools.all().iter();
     let status = Status {
         version: env!("CARGO_PKG_VERSION"),
@@ -151,7 +151,7 @@ pub fn status(pools: &Pools) -> Answer {
         leads: pools.vm.leads(),
         pools: all.filter_map(|runtime| pool_status(runtime)).collect(),
     };
-    Answer::of(200, &status)
+    JsonAnswer::of(200, &status)
 }
 
 fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>> {

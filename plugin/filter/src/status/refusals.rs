@@ -9,7 +9,7 @@ use routing::route::Refusal;
 use serde::{Deserialize, Serialize};
 
 use super::milliseconds;
-use crate::host::{self, Written};
+use crate::host::{self, WriteOutcome};
 
 /// Refusals that the list keeps.
 const MOST: usize = 20;
@@ -66,11 +66,11 @@ impl Refusals {
             let all = self.with_those_of(&known.unwrap_or_default());
             let bytes = serde_json::to_vec(&all).unwrap_or_default();
             match host::set_shared(KEY, &bytes, version) {
-                Ok(Written::Yes) => {
+                Ok(WriteOutcome::Yes) => {
                     self.0.borrow_mut().clear();
                     return;
                 }
-                Ok(Written::Stale) => {}
+                Ok(WriteOutcome::Stale) => {}
                 Err(error) => {
                     log::error!("refusals: {error}");
                     return;

@@ -21,7 +21,7 @@ const CONDITIONS: [Condition; 3] = [Condition::Ready, Condition::Unhealthy, Cond
 
 /// The legs of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leg {
+pub enum CalledLeg {
     /// Reads the prompt.
     Prefill,
     /// Generates the answer.
@@ -201,11 +201,11 @@ impl Telemetry {
     }
 
     /// Counts a failed leg of a hand-off, with or without recovery.
-    pub fn handoff_failed(&self, leg: Leg) {
+    pub fn handoff_failed(&self, leg: CalledLeg) {
         let [prefill, decode] = self.handoff_failures;
         match leg {
-            Leg::Prefill => prefill.add(1),
-            Leg::Decode => decode.add(1),
+            CalledLeg::Prefill => prefill.add(1),
+            CalledLeg::Decode => decode.add(1),
         }
     }
 

@@ -8,11 +8,11 @@ use std::fmt;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::value::{Part, Parts, Reason, Says, Word};
+use super::value::{AnswerPart, Parts, Reason, Says, Word};
 
 /// Contents of a document.
 #[derive(Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct DocumentFacts {
     /// Minimum number of tokens in the document.
     pub(super) tokens: u64,
     /// Whether the document carries generated content, even without a token.
@@ -65,7 +65,7 @@ impl Ends {
     }
 }
 
-impl Facts {
+impl DocumentFacts {
     /// Reads `data` of an event of this name; an unstreamed answer has no name.
     pub(super) fn read(data: &[u8], name: &str) -> Self {
         Self::of(data, name).unwrap_or_else(Self::unknown)
@@ -155,7 +155,7 @@ pub(super) fn is_clean_end(name: &str) -> bool {
 struct Fields<'a> {
     kind: Word<'a>,
     object: Word<'a>,
-    choices: Option<Facts>,
+    choices: Option<DocumentFacts>,
     usage: Option<Usage>,
     response: Option<Box<Fields<'a>>>,
     meta: Option<Meta>,
@@ -165,9 +165,9 @@ struct Fields<'a> {
     output: Option<Says>,
     content: Option<Parts>,
     reason: Reason,
-    delta: Option<Part<'a>>,
-    block: Option<Part<'a>>,
-    item: Option<Part<'a>>,
+    delta: Option<AnswerPart<'a>>,
+    block: Option<AnswerPart<'a>>,
+    item: Option<AnswerPart<'a>>,
     /// Whether there is text, or ids, at the top level.
     text: bool,
     /// Whether any field of an unknown name has content.
@@ -252,9 +252,9 @@ impl<'de> Fields<'de> {
         Ok(())
     }
 
-    fn facts(self, name: &str) -> Facts {
+    fn facts(self, name: &str) -> DocumentFacts {
         let reported_tokens = self.reported_tokens();
-        Facts {
+        DocumentFacts {
             reported_tokens,
             ..self.without_count(name)
         }
@@ -271,23 +271,23 @@ impl<'de> Fields<'de> {
         reported_tokens.or_else(|| self.meta.as_ref()?.completion_tokens)
     }
 
-    fn without_count(self, name: &str) -> Facts {
+    fn without_count(self, name: &str) -> DocumentFacts {
         let kind = match &*self.kind.0 {
             "" => name,
             kind => kind,
         };
         if self.error || self.object.0 == "error" || kind == "error" || name == "error" {
-            return Facts::failure();
+            return DocumentFacts::failure();
         }
         if let Some(choices) = self.choices {
             return choices;
         }
         if let Some(meta) = &self.meta {
             let counted = meta.completion_tokens.is_some_and(|tokens| tokens > 0);
-            return Facts {
+            return DocumentFacts {
                 tokens: u64::from(self.text || counted),
                 says: self.text,
-                ..Facts::ended(Ends::of(meta.finish_reason))
+                ..DocumentFacts::ended(Ends::of(meta.finish_reason))
             };
         }
         if let Some(step) = kind.strip_prefix("response.") {
@@ -300,41 +300,41 @@ impl<'de> Fields<'de> {
     }
 
     /// Facts of an event of the Responses interface.
-    fn of_response_event(&self, step: &str) -> Facts {
+    fn of_response_event(&self, step: &str) -> DocumentFacts {
         match step {
-            "completed" => Facts::last(Ends::of(Reason::Itself)),
+            "completed" => DocumentFacts::last(Ends::of(Reason::Itself)),
             "incomplete" => {
                 let response = self.response.as_ref();
                 let reason = response.map_or(Reason::Unreported, |inner| inner.why_incomplete());
-                Facts::last(Ends::of(reason))
+                DocumentFacts::last(Ends::of(reason))
             }
-            "failed" => Facts::failure(),
-            "cancelled" => Facts::ended(Ends::of(Reason::GaveUp)),
-            "created" | "queued" | "in_progress" => Facts::default(),
+            "failed" => DocumentFacts::failure(),
+            "cancelled" => DocumentFacts::ended(Ends::of(Reason::GaveUp)),
+            "created" | "queued" | "in_progress" => DocumentFacts::default(),
             "output_item.added" => {
                 let kind = self.item.as_ref().map_or("", |item| &item.kind.0);
-                Facts::content(!matches!(kind, "" | "message" | "reasoning"))
+                DocumentFacts::content(!matches!(kind, "" | "message" | "reasoning"))
             }
-            _ if step.ends_with(".added") => Facts::default(),
-            _ if step.ends_with(".delta") => Facts::token(self.carries()),
-            _ => Facts::content(true),
+            _ if step.ends_with(".added") => DocumentFacts::default(),
+            _ if step.ends_with(".delta") => DocumentFacts::token(self.carries()),
+            _ => DocumentFacts::content(true),
         }
     }
 
     /// Facts of an answer of the Responses interface.
-    fn of_response(&self) -> Facts {
+    fn of_response(&self) -> DocumentFacts {
         let reason = match &*self.status.0 {
             "completed" => Reason::Itself,
             "incomplete" => self.why_incomplete(),
-            "failed" => return Facts::failure(),
+            "failed" => return DocumentFacts::failure(),
             "cancelled" => Reason::GaveUp,
             // Runs in the background.
-            _ => return Facts::content(true),
+            _ => return DocumentFacts::content(true),
         };
-        Facts {
+        DocumentFacts {
             says: self.output.as_ref().is_some_and(|output| output.0),
             is_called_complete: reason == Reason::Itself && self.incomplete.is_none(),
-            ..Facts::ended(Ends::of(reason))
+            ..DocumentFacts::ended(Ends::of(reason))
         }
     }
 
@@ -344,26 +344,28 @@ impl<'de> Fields<'de> {
     }
 
     /// Facts of an event or an answer of the Messages interface, or of an unknown one.
-    fn of_message(&self, kind: &str) -> Facts {
+    fn of_message(&self, kind: &str) -> DocumentFacts {
         match kind {
-            "message" => Facts {
+            "message" => DocumentFacts {
                 says: self.content.as_ref().is_some_and(|content| content.0),
-                ..Facts::ended(Ends::of(self.reason))
+                ..DocumentFacts::ended(Ends::of(self.reason))
             },
-            "ping" | "message_start" | "content_block_stop" => Facts::default(),
-            "content_block_start" => Facts::content(self.block.as_ref().is_none_or(begins)),
-            "content_block_delta" => Facts::token(self.carries()),
+            "ping" | "message_start" | "content_block_stop" => DocumentFacts::default(),
+            "content_block_start" => DocumentFacts::content(self.block.as_ref().is_none_or(begins)),
+            "content_block_delta" => DocumentFacts::token(self.carries()),
             "message_delta" => {
                 let reason = self.delta.as_ref().map(|delta| delta.reason);
                 let reported = reason.filter(|reason| *reason != Reason::Unreported);
-                reported.map_or_else(Facts::default, |reason| Facts::ended(Ends::of(reason)))
+                reported.map_or_else(DocumentFacts::default, |reason| {
+                    DocumentFacts::ended(Ends::of(reason))
+                })
             }
-            "message_stop" => Facts::last(Ends::default()),
-            "" => Facts {
+            "message_stop" => DocumentFacts::last(Ends::default()),
+            "" => DocumentFacts {
                 is_unknown: self.object.0.is_empty() && self.usage.is_none(),
-                ..Facts::token(self.says_anything())
+                ..DocumentFacts::token(self.says_anything())
             },
-            _ => Facts::unknown(),
+            _ => DocumentFacts::unknown(),
         }
     }
 
@@ -382,7 +384,7 @@ impl<'de> Fields<'de> {
 }
 
 /// Whether a block is more than a placeholder for text: a tool call has a name.
-fn begins(block: &Part<'_>) -> bool {
+fn begins(block: &AnswerPart<'_>) -> bool {
     block.says || !matches!(&*block.kind.0, "text" | "thinking")
 }
 
@@ -390,29 +392,29 @@ fn begins(block: &Part<'_>) -> bool {
 struct Named<'n>(&'n str);
 
 impl<'de> DeserializeSeed<'de> for Named<'_> {
-    type Value = Facts;
+    type Value = DocumentFacts;
 
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Facts, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<DocumentFacts, D::Error> {
         from.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for Named<'_> {
-    type Value = Facts;
+    type Value = DocumentFacts;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("an object, or a list of them")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<Facts, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, object: A) -> Result<DocumentFacts, A::Error> {
         let fields = FieldsVisitor.visit_map(object)?;
         Ok(fields.facts(self.0))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Facts, A::Error> {
-        let mut all = Facts {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DocumentFacts, A::Error> {
+        let mut all = DocumentFacts {
             is_unknown: true,
-            ..Facts::default()
+            ..DocumentFacts::default()
         };
         while let Some(facts) = list.next_element_seed(Named(self.0))? {
             all.is_unknown &= facts.is_unknown;
@@ -423,7 +425,7 @@ impl<'de> Visitor<'de> for Named<'_> {
 }
 
 /// All choices of an answer, or of a chunk.
-struct Choices(Facts);
+struct Choices(DocumentFacts);
 
 impl<'de> Deserialize<'de> for Choices {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -434,14 +436,14 @@ impl<'de> Deserialize<'de> for Choices {
 struct ChoicesVisitor;
 
 impl<'de> Visitor<'de> for ChoicesVisitor {
-    type Value = Facts;
+    type Value = DocumentFacts;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a list of choices")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Facts, A::Error> {
-        let mut all = Facts::default();
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DocumentFacts, A::Error> {
+        let mut all = DocumentFacts::default();
         while let Some(Choice(facts)) = list.next_element()? {
             all.merge(facts);
         }
@@ -449,7 +451,7 @@ impl<'de> Visitor<'de> for ChoicesVisitor {
     }
 }
 
-struct Choice(Facts);
+struct Choice(DocumentFacts);
 
 impl<'de> Deserialize<'de> for Choice {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -470,7 +472,7 @@ impl<'de> Visitor<'de> for ChoiceVisitor {
         let (mut says, mut error, mut reason) = (false, false, Reason::Unreported);
         while let Some(Word(key)) = object.next_key()? {
             match &*key {
-                "delta" | "message" => says |= object.next_value::<Part<'_>>()?.says,
+                "delta" | "message" => says |= object.next_value::<AnswerPart<'_>>()?.says,
                 "finish_reason" => reason = object.next_value()?,
                 "error" => error |= object.next_value::<Says>()?.0,
                 "index"
@@ -485,11 +487,11 @@ impl<'de> Visitor<'de> for ChoiceVisitor {
                 _ => says |= object.next_value::<Says>()?.0,
             }
         }
-        Ok(Choice(Facts {
+        Ok(Choice(DocumentFacts {
             tokens: u64::from(says),
             says,
             error,
-            ..Facts::ended(Ends::of(reason))
+            ..DocumentFacts::ended(Ends::of(reason))
         }))
     }
 }

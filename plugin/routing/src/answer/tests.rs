@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::golden::{GOLDEN, Golden, Mode};
+use super::golden::{GOLDEN, Golden, GoldenForm};
 use super::*;
 
 fn read(parts: &[&[u8]]) -> Reader {
@@ -25,9 +25,9 @@ fn over(mut reader: Reader) -> Verdict {
 impl Golden {
     fn reader(&self) -> Reader {
         match self.mode {
-            Mode::Events => Reader::new(b"text/event-stream; charset=utf-8", None),
-            Mode::Whole => Reader::new(b"application/json", None),
-            Mode::Compressed => Reader::new(b"text/event-stream", Some(b"gzip")),
+            GoldenForm::Events => Reader::new(b"text/event-stream; charset=utf-8", None),
+            GoldenForm::Whole => Reader::new(b"application/json", None),
+            GoldenForm::Compressed => Reader::new(b"text/event-stream", Some(b"gzip")),
         }
     }
 }
@@ -50,7 +50,9 @@ fn with_line_ends(text: &str, end: &str) -> String {
 
 #[test]
 fn found_w9_lines_end_with_lf_cr_or_both_and_the_last_one_with_nothing() {
-    let streams = GOLDEN.iter().filter(|golden| golden.mode == Mode::Events);
+    let streams = GOLDEN
+        .iter()
+        .filter(|golden| golden.mode == GoldenForm::Events);
     for golden in streams {
         for end in ["\n", "\r", "\r\n"] {
             let text = with_line_ends(golden.text, end);

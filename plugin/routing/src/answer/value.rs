@@ -42,7 +42,7 @@ impl Reason {
 
 /// A part of an answer: a message, a delta, a block. A text is a part, too.
 #[derive(Default)]
-pub(super) struct Part<'a> {
+pub(super) struct AnswerPart<'a> {
     /// The part's own type.
     pub(super) kind: Word<'a>,
     /// Whether the part has more than its type and its role.
@@ -189,7 +189,7 @@ impl<'de> Deserialize<'de> for Reason {
 
 struct PartVisitor;
 
-impl Part<'_> {
+impl AnswerPart<'_> {
     fn that(says: bool) -> Self {
         Self {
             says,
@@ -199,22 +199,22 @@ impl Part<'_> {
 }
 
 impl<'de> Visitor<'de> for PartVisitor {
-    type Value = Part<'de>;
+    type Value = AnswerPart<'de>;
 
-    scalars!(Part::that, Part::that(true));
+    scalars!(AnswerPart::that, AnswerPart::that(true));
 
     fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Part::that(!text.is_empty()))
+        Ok(AnswerPart::that(!text.is_empty()))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
         SaysVisitor
             .visit_seq(list)
-            .map(|Says(says)| Part::that(says))
+            .map(|Says(says)| AnswerPart::that(says))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
-        let mut part = Part::default();
+        let mut part = AnswerPart::default();
         while let Some(Word(key)) = object.next_key()? {
             match &*key {
                 "type" => part.kind = object.next_value()?,
@@ -229,7 +229,7 @@ impl<'de> Visitor<'de> for PartVisitor {
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Part<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for AnswerPart<'a> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(PartVisitor)
     }
@@ -248,7 +248,7 @@ impl<'de> Visitor<'de> for PartsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
         let mut says = false;
-        while let Some(part) = list.next_element::<Part<'_>>()? {
+        while let Some(part) = list.next_element::<AnswerPart<'_>>()? {
             says |= part.says;
         }
         Ok(Parts(says))

@@ -1,6 +1,6 @@
 //! Owns an answer's verdict: its content so far, and how it ended.
 
-use super::event::{Ends, Facts};
+use super::event::{DocumentFacts, Ends};
 use super::usage;
 
 /// State of an answer so far.
@@ -47,7 +47,7 @@ pub(super) enum Progress {
 
 /// Sum of the documents of one answer.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct DocumentTotals {
     /// Events that carried tokens, counted per choice.
     counted: u64,
     reported_tokens: Option<u64>,
@@ -58,8 +58,8 @@ pub(super) struct Said {
     is_unknown: bool,
 }
 
-impl Said {
-    pub(super) fn take(&mut self, facts: &Facts) {
+impl DocumentTotals {
+    pub(super) fn take(&mut self, facts: &DocumentFacts) {
         self.counted = self.counted.saturating_add(facts.tokens);
         self.reported_tokens = facts.reported_tokens.or(self.reported_tokens);
         self.says |= facts.says;
@@ -109,7 +109,7 @@ impl Said {
         if answer.trim_ascii().is_empty() {
             return Verdict::Empty;
         }
-        self.take(&Facts::read(answer, ""));
+        self.take(&DocumentFacts::read(answer, ""));
         self.of_document()
     }
 
@@ -170,7 +170,7 @@ impl Said {
 impl Verdict {
     /// Verdict of an unstreamed JSON answer.
     pub fn of_document(answer: &[u8]) -> Self {
-        let mut said = Said::default();
+        let mut said = DocumentTotals::default();
         said.take_document(answer)
     }
 
@@ -178,8 +178,8 @@ impl Verdict {
     /// interfaces call cut off: an answer that used up its token is at its limit, whatever its status. An engine that gave
     /// up has failed.
     pub fn of_prefill(answer: &[u8]) -> Self {
-        let facts = Facts::read(answer, "");
-        let mut said = Said::default();
+        let facts = DocumentFacts::read(answer, "");
+        let mut said = DocumentTotals::default();
         said.take(&facts);
         match said.of_document() {
             Self::Ended(End::Itself)

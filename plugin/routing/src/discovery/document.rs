@@ -6,14 +6,14 @@
 use serde::Deserialize;
 
 use super::outside::Outside;
-use super::{Answer, Poll, Source, SourceError, SourceUpdate, static_workers};
+use super::{Poll, PollAnswer, Source, SourceError, SourceUpdate, static_workers};
 use crate::config::{DocumentDiscovery, ListedWorker, Pool, ProtocolName};
 use crate::fleet::Worker;
 
 /// The document as written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct WrittenDocument {
     pub(super) workers: Vec<ListedWorker>,
 }
 
@@ -61,7 +61,7 @@ impl Source for Document {
         Some(poll)
     }
 
-    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
+    fn read_answer(&mut self, answer: &PollAnswer<'_>) -> Result<SourceUpdate, SourceError> {
         answer.check_length()?;
         match answer.status {
             200 => {}
@@ -109,7 +109,7 @@ pub enum DocumentError {
 /// # Errors
 /// When the document cannot be read; an empty list is no error.
 pub fn parse(body: &[u8], protocol: ProtocolName) -> Result<Vec<Worker>, DocumentError> {
-    let document: Written = serde_json::from_slice(body)?;
+    let document: WrittenDocument = serde_json::from_slice(body)?;
     crate::config::check_workers(&document.workers, protocol, "")?;
     Ok(static_workers(&document.workers))
 }
@@ -143,8 +143,8 @@ mod tests {
 
     const ONE: &[u8] = br#"{"workers":[{"address":"10.0.0.1:8000","role":"decode"}]}"#;
 
-    fn tagged<'a>(status: u16, etag: &'a [u8], body: &'a [u8]) -> Answer<'a> {
-        Answer {
+    fn tagged<'a>(status: u16, etag: &'a [u8], body: &'a [u8]) -> PollAnswer<'a> {
+        PollAnswer {
             status,
             etag: Some(etag),
             body,

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use super::{Answer, Poll, Source, SourceError, SourceUpdate, bounded};
+use super::{Poll, PollAnswer, Source, SourceError, SourceUpdate, bounded};
 use crate::config::{DynamoDiscovery, Pool};
 use crate::fleet::{Worker, WorkerId};
 
@@ -41,7 +41,7 @@ impl Source for Dynamo {
         Some(self.poll.clone())
     }
 
-    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
+    fn read_answer(&mut self, answer: &PollAnswer<'_>) -> Result<SourceUpdate, SourceError> {
         answer.check_length()?;
         match answer.status {
             200 => Ok(SourceUpdate::Workers(

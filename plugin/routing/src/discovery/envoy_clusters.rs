@@ -12,7 +12,7 @@ use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::outside::Outside;
-use super::{Answer, Poll, Source, SourceError, SourceUpdate, bounded};
+use super::{Poll, PollAnswer, Source, SourceError, SourceUpdate, bounded};
 use crate::config::{EnvoyClusters, MemberAttributes, Pool};
 use crate::fleet::{Capacity, Condition, Worker, WorkerId};
 
@@ -24,14 +24,14 @@ const QUIET_POLLS: u32 = 3;
 
 /// Envoy's admin interface, polled for its clusters.
 #[derive(Debug)]
-pub struct Clusters {
+pub struct ClusterPoll {
     poll: Poll,
     members: Vec<(String, MemberAttributes)>,
     outside: Outside,
     records: HashMap<SocketAddr, Record>,
 }
 
-impl Clusters {
+impl ClusterPoll {
     pub fn new(clusters: &EnvoyClusters, pool: &Pool) -> Self {
         let members = clusters.members.iter();
         Self {
@@ -93,7 +93,7 @@ impl Clusters {
     }
 }
 
-impl Source for Clusters {
+impl Source for ClusterPoll {
     fn name(&self) -> &'static str {
         "envoy_clusters"
     }
@@ -102,7 +102,7 @@ impl Source for Clusters {
         Some(self.poll.clone())
     }
 
-    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
+    fn read_answer(&mut self, answer: &PollAnswer<'_>) -> Result<SourceUpdate, SourceError> {
         answer.check_length()?;
         if answer.status != 200 {
             return Err(SourceError::Status(answer.status));

@@ -28,7 +28,7 @@ pub use registration::{
     MAX_BODY, Problem, Registration, RegistrationPool, Reply, authorised, read_delete, read_put,
     registration_pool,
 };
-pub use registry::{Change, Entry, Leases, Named, Registry, RegistryError};
+pub use registry::{Entry, Leases, Named, Registry, RegistryChange, RegistryError};
 pub use staleness::Staleness;
 
 /// Longest answer of a source, in bytes; a longer one is not read. Envoy's own answer has some kilobytes per host of each
@@ -48,7 +48,7 @@ pub trait Source {
     ///
     /// # Errors
     /// When the answer holds no workers. The workers known before stay then.
-    fn read_answer(&mut self, answer: &Answer<'_>) -> Result<SourceUpdate, SourceError>;
+    fn read_answer(&mut self, answer: &PollAnswer<'_>) -> Result<SourceUpdate, SourceError>;
 }
 
 /// A `GET` request to send.
@@ -70,7 +70,7 @@ pub struct Poll {
 
 /// An answer to a poll.
 #[derive(Debug, Clone, Copy)]
-pub struct Answer<'a> {
+pub struct PollAnswer<'a> {
     /// HTTP status.
     pub status: u16,
     /// The header `etag`.
@@ -79,7 +79,7 @@ pub struct Answer<'a> {
     pub body: &'a [u8],
 }
 
-impl Answer<'_> {
+impl PollAnswer<'_> {
     /// Checks that the answer was read to its end.
     fn check_length(&self) -> Result<(), SourceError> {
         match self.body.len() <= MAX_ANSWER {
@@ -141,7 +141,7 @@ pub fn source(pool: &Pool) -> Option<Box<dyn Source>> {
         Discovery::Static(_) => return None,
         Discovery::Dynamo(poll) => Box::new(dynamo::Dynamo::new(poll, pool)),
         Discovery::Document(poll) => Box::new(document::Document::new(poll, pool)),
-        Discovery::EnvoyClusters(poll) => Box::new(envoy_clusters::Clusters::new(poll, pool)),
+        Discovery::EnvoyClusters(poll) => Box::new(envoy_clusters::ClusterPoll::new(poll, pool)),
         Discovery::Registration(_) => Box::new(Registration),
     })
 }

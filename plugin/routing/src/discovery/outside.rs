@@ -12,18 +12,18 @@ const MAX_SAID: usize = 1_024;
 #[derive(Debug)]
 pub struct Outside {
     destinations: Destinations,
-    said: Said,
+    said: OperatorMessages,
 }
 
 /// Messages given to the operator, kept as long as they stay true.
 #[derive(Debug, Default)]
-pub struct Said(HashSet<String>);
+pub struct OperatorMessages(HashSet<String>);
 
 impl Outside {
     pub fn new(destinations: &Destinations) -> Self {
         Self {
             destinations: destinations.clone(),
-            said: Said::default(),
+            said: OperatorMessages::default(),
         }
     }
 
@@ -57,7 +57,7 @@ fn left_out(name: &str, address: &str) -> String {
     )
 }
 
-impl Said {
+impl OperatorMessages {
     /// The problems without a message so far. A problem that was over is reported again.
     fn anew(&mut self, problems: Vec<String>) -> Vec<String> {
         let reported = std::mem::take(&mut self.0);

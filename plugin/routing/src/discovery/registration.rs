@@ -8,8 +8,10 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
-use super::document::Written;
-use super::{Answer, Change, Leases, Named, Poll, Registry, RegistryError, SourceUpdate};
+use super::document::WrittenDocument;
+use super::{
+    Leases, Named, Poll, PollAnswer, Registry, RegistryChange, RegistryError, SourceUpdate,
+};
 use super::{Source, SourceError};
 use crate::config::check_workers;
 use crate::config::{ConfigError, Discovery, ListedWorker, Pool, RegistrationDiscovery, Token};
@@ -34,7 +36,7 @@ impl Source for Registration {
         None
     }
 
-    fn read_answer(&mut self, _answer: &Answer<'_>) -> Result<SourceUpdate, SourceError> {
+    fn read_answer(&mut self, _answer: &PollAnswer<'_>) -> Result<SourceUpdate, SourceError> {
         Err(SourceError::NotAsked)
     }
 }
@@ -196,7 +198,10 @@ fn named_pool(path: &str) -> Option<String> {
 ///
 /// # Errors
 /// [`Problem`] names the field.
-pub fn read_put(body: &[u8], registration_pool: RegistrationPool<'_>) -> Result<Change, Problem> {
+pub fn read_put(
+    body: &[u8],
+    registration_pool: RegistrationPool<'_>,
+) -> Result<RegistryChange, Problem> {
     /// Decides between the two forms.
     #[derive(Deserialize)]
     struct Shape {
@@ -212,7 +217,7 @@ pub fn read_put(body: &[u8], registration_pool: RegistrationPool<'_>) -> Result<
     }
     let shape: Shape = read(body)?;
     let (workers, prefix) = match shape.workers {
-        Some(_) => (read::<Written>(body)?.workers, ""),
+        Some(_) => (read::<WrittenDocument>(body)?.workers, ""),
         None => (vec![read::<ListedWorker>(body)?], "workers[0]"),
     };
     let field = |path: &str| {
@@ -239,7 +244,7 @@ pub fn read_put(body: &[u8], registration_pool: RegistrationPool<'_>) -> Result<
             field: field(&format!("workers[{index}].address")),
             problem: "lies in none of the networks that this gateway may send requests to".into(),
         }),
-        None => Ok(Change::Put(workers)),
+        None => Ok(RegistryChange::Put(workers)),
     }
 }
 
@@ -247,7 +252,7 @@ pub fn read_put(body: &[u8], registration_pool: RegistrationPool<'_>) -> Result<
 ///
 /// # Errors
 /// [`Problem`] names the field.
-pub fn read_delete(body: &[u8]) -> Result<Change, Problem> {
+pub fn read_delete(body: &[u8]) -> Result<RegistryChange, Problem> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Gone {
@@ -273,7 +278,7 @@ pub fn read_delete(body: &[u8]) -> Result<Change, Problem> {
             problem: "each worker is named by its address or by its id, as {\"address\": \"10.0.0.1:8000\"}".into(),
         }),
     });
-    Ok(Change::Delete(named.collect::<Result<_, _>>()?))
+    Ok(RegistryChange::Delete(named.collect::<Result<_, _>>()?))
 }
 
 /// Refuses a body that is too long, before it is read.

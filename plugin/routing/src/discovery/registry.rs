@@ -43,7 +43,7 @@ pub struct Entry {
 
 /// A change of a registry.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Change {
+pub enum RegistryChange {
     /// Workers that register or renew. A known address with another id is another worker, and so is a known id at another
     /// address: the former worker is removed.
     Put(Vec<ListedWorker>),
@@ -127,10 +127,14 @@ impl Registry {
     ///
     /// # Errors
     /// [`RegistryError::Full`] beyond `max_workers`, [`RegistryError::TooManyRanks`] beyond the ranks that a pool may have.
-    pub fn apply(&mut self, change: &Change, max_workers: usize) -> Result<usize, RegistryError> {
+    pub fn apply(
+        &mut self,
+        change: &RegistryChange,
+        max_workers: usize,
+    ) -> Result<usize, RegistryError> {
         match change {
-            Change::Put(workers) => self.put(workers, max_workers),
-            Change::Delete(named) => Ok(self.delete(named)),
+            RegistryChange::Put(workers) => self.put(workers, max_workers),
+            RegistryChange::Delete(named) => Ok(self.delete(named)),
         }
     }
 
@@ -319,7 +323,9 @@ mod tests {
     }
 
     fn put(registry: &mut Registry, workers: &[ListedWorker]) {
-        registry.apply(&Change::Put(workers.to_vec()), 8).unwrap();
+        registry
+            .apply(&RegistryChange::Put(workers.to_vec()), 8)
+            .unwrap();
     }
 
     fn who(registry: &Registry) -> Vec<String> {
@@ -384,11 +390,11 @@ mod tests {
             assert_eq!(!steps.contains(&registry.revision()), is_new, "{said:?}");
             steps.push(registry.revision());
         }
-        let unknown = Change::Delete(vec![Named::Id(99)]);
+        let unknown = RegistryChange::Delete(vec![Named::Id(99)]);
         registry.apply(&unknown, 8).unwrap();
         assert!(steps.contains(&registry.revision()));
         registry
-            .apply(&Change::Delete(vec![Named::Id(3)]), 8)
+            .apply(&RegistryChange::Delete(vec![Named::Id(3)]), 8)
             .unwrap();
         assert!(!steps.contains(&registry.revision()));
     }
@@ -399,12 +405,17 @@ mod tests {
         put(&mut registry, &[worker("10.0.0.1:1", None)]);
         let before = registry.clone();
         let more = [worker("10.0.0.2:1", None), worker("10.0.0.3:1", None)];
-        let full = registry.apply(&Change::Put(more.to_vec()), 2);
+        let full = registry.apply(&RegistryChange::Put(more.to_vec()), 2);
         assert!(matches!(full, Err(RegistryError::Full { max: 2 })));
         assert_eq!(registry.encode().unwrap(), before.encode().unwrap());
         put(&mut registry, &more);
         // Registered workers stay, even beyond a lowered bound.
-        assert_eq!(registry.apply(&Change::Put(more.to_vec()), 1).unwrap(), 2);
+        assert_eq!(
+            registry
+                .apply(&RegistryChange::Put(more.to_vec()), 1)
+                .unwrap(),
+            2
+        );
     }
 
     #[test]
@@ -415,7 +426,7 @@ mod tests {
         };
         let all: Vec<ListedWorker> = (1..=64).map(|n| wide(&format!("10.0.0.{n}:1"))).collect();
         let mut registry = Registry::default();
-        let change = |workers: &[ListedWorker]| Change::Put(workers.to_vec());
+        let change = |workers: &[ListedWorker]| RegistryChange::Put(workers.to_vec());
         registry.apply(&change(&all), 100).unwrap();
         // All may renew, and one may take another's place.
         registry.apply(&change(&all), 100).unwrap();
@@ -423,7 +434,7 @@ mod tests {
         assert!(matches!(more, Err(RegistryError::TooManyRanks)));
         registry
             .apply(
-                &Change::Delete(vec![Named::Address("10.0.0.1:1".parse().unwrap())]),
+                &RegistryChange::Delete(vec![Named::Address("10.0.0.1:1".parse().unwrap())]),
                 100,
             )
             .unwrap();
@@ -449,7 +460,9 @@ mod tests {
             Named::Address("[fd00::1]:1".parse().unwrap()),
             Named::Address("10.9.9.9:1".parse().unwrap()),
         ];
-        let gone = registry.apply(&Change::Delete(named.to_vec()), 8).unwrap();
+        let gone = registry
+            .apply(&RegistryChange::Delete(named.to_vec()), 8)
+            .unwrap();
         assert_eq!((gone, who(&registry)), (3, vec!["10.0.0.4:1".to_owned()]));
     }
 
@@ -466,11 +479,11 @@ mod tests {
         assert_eq!(leases.age(&registry.entries()[1], 109), None);
         let expired = leases.look(&registry, 110, 10);
         assert_eq!(expired, [Named::Id(1)]);
-        registry.apply(&Change::Delete(expired), 8).unwrap();
+        registry.apply(&RegistryChange::Delete(expired), 8).unwrap();
         assert_eq!(leases.look(&registry, 111, 10), []);
         // A worker that left and came back between two looks has a new lease.
         registry
-            .apply(&Change::Delete(vec![Named::Id(2)]), 8)
+            .apply(&RegistryChange::Delete(vec![Named::Id(2)]), 8)
             .unwrap();
         put(&mut registry, &[two]);
         assert_eq!(leases.look(&registry, 120, 10), []);
@@ -509,7 +522,7 @@ mod tests {
                     false => put(&mut registry, std::slice::from_ref(&listed)),
                     true => {
                         let named = vec![Named::Address(listed.address.unwrap())];
-                        registry.apply(&Change::Delete(named), 8).unwrap();
+                        registry.apply(&RegistryChange::Delete(named), 8).unwrap();
                     }
                 }
                 let addresses: HashSet<_> = registry.entries().iter().map(|e| e.address).collect();

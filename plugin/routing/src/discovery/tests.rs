@@ -10,8 +10,8 @@ pub fn pool(fields: &str) -> Pool {
     config.pools.remove(0)
 }
 
-pub fn answer(body: &[u8]) -> Answer<'_> {
-    Answer {
+pub fn answer(body: &[u8]) -> PollAnswer<'_> {
+    PollAnswer {
         status: 200,
         etag: None,
         body,
@@ -68,7 +68,7 @@ fn every_source_says_what_it_asks_and_under_its_own_name() {
             (304, b""),
             (200, b"<html>"),
         ] {
-            let answer = Answer {
+            let answer = PollAnswer {
                 status,
                 etag: None,
                 body,

@@ -17,14 +17,14 @@ pub(super) const PARTS: u64 = 1000;
 
 /// Capacity of a decode worker occupied by one answer, or by several together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct Occupied {
     /// KV blocks.
     pub blocks: u64,
     /// Weight in a choice, in thousandths of a block; never more than `blocks`.
     pub weight: u64,
 }
 
-impl Held {
+impl Occupied {
     /// Sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Held {
 
 /// Parameters of an answer at booking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct BookedAnswer {
     /// Tokens of the prompt, whose KV the decode worker holds.
     pub prompt_tokens: u64,
     /// Tokens in one KV block.
@@ -56,11 +56,11 @@ pub struct Answer {
     pub sequences: u64,
 }
 
-impl Answer {
+impl BookedAnswer {
     /// Blocks and weight after `generated` tokens, counted over all sequences.
-    fn held(self, generated: u64) -> Held {
+    fn held(self, generated: u64) -> Occupied {
         let blocks = self.blocks(generated);
-        Held {
+        Occupied {
             blocks,
             weight: blocks
                 .saturating_mul(PARTS)
@@ -100,11 +100,11 @@ pub(super) struct Booking {
     table: Rc<LoadTable>,
     slot: usize,
     key: TargetKey,
-    answer: Answer,
+    answer: BookedAnswer,
     generated: Cell<u64>,
     renewed: Cell<Duration>,
     /// The counted load; none after the lease has expired.
-    counted: Cell<Option<Held>>,
+    counted: Cell<Option<Occupied>>,
 }
 
 impl Booking {
@@ -150,7 +150,12 @@ pub struct DecodeCharge {
 }
 
 impl DecodeCharge {
-    pub(super) fn new(table: &Rc<LoadTable>, slot: usize, key: TargetKey, answer: Answer) -> Self {
+    pub(super) fn new(
+        table: &Rc<LoadTable>,
+        slot: usize,
+        key: TargetKey,
+        answer: BookedAnswer,
+    ) -> Self {
         let booking = Rc::new(Booking {
             table: Rc::clone(table),
             slot,

@@ -116,9 +116,9 @@ impl Backlog {
     }
 
     /// The inputs of an estimate.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> BacklogReading {
         let head = self.queue.front();
-        Progress {
+        BacklogReading {
             tokens: self.tokens as f64,
             head_since: self.head_since.as_secs_f64(),
             head_tokens: head.map_or(0.0, |head| head.tokens as f32),
@@ -134,7 +134,7 @@ impl Backlog {
 
 /// A backlog as an estimate reads it: small, since every choice reads all of them.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Progress {
+pub struct BacklogReading {
     /// Booked tokens of unfinished prompts.
     tokens: f64,
     /// Estimated start of reading the oldest prompt, in seconds since 1970.
@@ -145,7 +145,7 @@ pub struct Progress {
     prompts: u32,
 }
 
-impl Progress {
+impl BacklogReading {
     /// Adds tokens that wait on the same worker but were not booked here.
     pub fn with_elsewhere(self, tokens: f64) -> Self {
         Self {

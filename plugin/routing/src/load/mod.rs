@@ -10,7 +10,7 @@ mod rate;
 mod table;
 mod threads;
 
-pub use answer::{Answer, DecodeCharge, Held};
+pub use answer::{BookedAnswer, DecodeCharge, Occupied};
 pub use rate::PrefillRate;
 pub use table::{Load, LoadSnapshot, LoadSnapshots};
 pub use threads::{ExternalLoad, ThreadLoad};
@@ -69,7 +69,7 @@ impl Ledger {
     }
 
     /// Books an answer on a decode worker.
-    pub fn charge_decode(&mut self, key: TargetKey, answer: Answer) -> DecodeCharge {
+    pub fn charge_decode(&mut self, key: TargetKey, answer: BookedAnswer) -> DecodeCharge {
         let slot = self.slot(key);
         DecodeCharge::new(&self.table, slot, key, answer)
     }

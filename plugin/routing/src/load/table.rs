@@ -4,8 +4,8 @@ use std::cell::{Cell, Ref, RefCell};
 use std::rc::Weak;
 use std::time::Duration;
 
-use super::answer::{Booking, Held, PARTS};
-use super::backlog::{Backlog, Progress, Ticket};
+use super::answer::{Booking, Occupied, PARTS};
+use super::backlog::{Backlog, BacklogReading, Ticket};
 use super::rate::{PrefillRate, RateSamples};
 use super::threads::{ExternalLoad, ThreadLoad, ThreadLoads};
 use crate::fleet::TargetKey;
@@ -84,7 +84,7 @@ impl Default for LoadSnapshot {
 /// is quick.
 #[derive(Debug, Clone, Copy, Default)]
 struct LoadRow {
-    progress: Progress,
+    progress: BacklogReading,
     decode_blocks: f64,
     decode_weight: f64,
     booked_tokens: u32,
@@ -167,7 +167,7 @@ impl LoadSnapshots<'_> {
 struct WorkerLoad {
     key: Option<TargetKey>,
     backlog: Backlog,
-    decoding: Held,
+    decoding: Occupied,
     decodes: u64,
     elsewhere: ThreadLoads,
 }
@@ -177,7 +177,7 @@ struct WorkerLoad {
 struct LoadTotals {
     prefill_tokens: u64,
     prefills: u64,
-    decoding: Held,
+    decoding: Occupied,
     decodes: u64,
 }
 
@@ -409,7 +409,7 @@ impl LoadTable {
     }
 
     /// Counts an answer, new or renewed after its expiry, unless its worker has left.
-    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Held) -> bool {
+    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Occupied) -> bool {
         let begun = self.change(slot, |worker_load| {
             if worker_load.key != Some(key) {
                 return false;
@@ -421,15 +421,15 @@ impl LoadTable {
         begun.unwrap_or(false)
     }
 
-    pub(super) fn change_answer(&self, slot: usize, before: Held, held: Held) {
+    pub(super) fn change_answer(&self, slot: usize, before: Occupied, held: Occupied) {
         self.change(slot, |worker_load| {
             worker_load.decoding = worker_load.decoding.moved(before, held);
         });
     }
 
-    pub(super) fn end_answer(&self, slot: usize, held: Held) {
+    pub(super) fn end_answer(&self, slot: usize, held: Occupied) {
         self.change(slot, |worker_load| {
-            worker_load.decoding = worker_load.decoding.moved(held, Held::default());
+            worker_load.decoding = worker_load.decoding.moved(held, Occupied::default());
             worker_load.decodes = worker_load.decodes.saturating_sub(1);
         });
     }

@@ -11,8 +11,8 @@ fn key(worker: u64) -> TargetKey {
     }
 }
 
-fn answer(prompt_tokens: u64) -> Answer {
-    Answer {
+fn answer(prompt_tokens: u64) -> BookedAnswer {
+    BookedAnswer {
         prompt_tokens,
         block_tokens: 16,
         expected_tokens: None,
@@ -57,7 +57,7 @@ fn an_answer_grows_by_blocks_and_shrinks_towards_its_expected_end() {
     drop(open);
     let bounded = ledger.charge_decode(
         key(1),
-        Answer {
+        BookedAnswer {
             expected_tokens: Some(64),
             ..answer(160)
         },
@@ -196,7 +196,7 @@ fn take(step: Step, ledger: &mut Ledger, open: &mut Vec<Charge>) {
             ));
         }
         Step::Answer(worker, tokens) => {
-            let answer = Answer {
+            let answer = BookedAnswer {
                 expected_tokens: (tokens % 3 == 0).then_some(tokens / 2),
                 sequences: tokens % 5,
                 ..answer(tokens)

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use super::answer::{Held, PARTS};
+use super::answer::{Occupied, PARTS};
 use super::table::Load;
 use super::{Ledger, PrefillRate};
 use crate::fleet::{Target, TargetKey, Worker};
@@ -22,7 +22,7 @@ pub struct ThreadLoad {
     /// Prefills under way.
     pub prefills: u32,
     /// Blocks and weight of requests being decoded.
-    pub decoding: Held,
+    pub decoding: Occupied,
     /// Requests being decoded.
     pub decodes: u32,
 }
@@ -35,7 +35,7 @@ impl ThreadLoad {
             booked_tokens: 0,
             queued_tokens: 0,
             prefills: 0,
-            decoding: Held::default(),
+            decoding: Occupied::default(),
             decodes: 0,
         }
     }

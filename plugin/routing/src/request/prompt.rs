@@ -15,8 +15,8 @@ use std::borrow::Cow;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use self::canonical::{Mark, Member, Shape, Sink, elements, find, members, plain, shape};
-use self::ids::Ids;
+use self::canonical::{CanonicalMember, Mark, Shape, Sink, elements, find, members, plain, shape};
+use self::ids::TokenIds;
 use super::{Generation, Request, embeds};
 use crate::json::Object;
 use crate::prefix::hash::{self, HashScope, Salt, Text};
@@ -109,7 +109,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     if let Some(ids) = identity.token_data
         && !ids.is_empty()
     {
-        return identity.by_ids(&Ids::given(ids));
+        return identity.by_ids(&TokenIds::given(ids));
     }
     let member = |name| request.body.get(name).map(|member| member.value);
     let prompt = request.prompt().unwrap_or("null");
@@ -128,11 +128,11 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
                 tokens: request.prompt_tokens,
             };
         }
-        Generation::Completions => match Ids::read(prompt) {
+        Generation::Completions => match TokenIds::read(prompt) {
             Some(ids) => return identity.by_ids(&ids),
             None => stream.prompts(prompt),
         },
-        Generation::Generate => match Ids::read(prompt) {
+        Generation::Generate => match TokenIds::read(prompt) {
             Some(ids) => return identity.by_ids(&ids),
             None => {
                 MEDIA_DATA
@@ -158,7 +158,7 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
 }
 
 impl Identity<'_> {
-    fn by_ids(&self, ids: &Ids) -> Prompt {
+    fn by_ids(&self, ids: &TokenIds) -> Prompt {
         let salt = Salt::new(self.adapter, self.cache_salt);
         let scope = hash::scope(self.model, HashScope::ByIds);
         let hashes = hash::ids(ids.bytes(), self.block_tokens, salt);
@@ -316,7 +316,7 @@ impl Stream {
     }
 
     /// Writes a medium as its hash, padded to the bytes of its counted tokens, whatever its data.
-    fn medium(&mut self, members: &[Member<'_>]) {
+    fn medium(&mut self, members: &[CanonicalMember<'_>]) {
         self.0.mark(Mark::Media);
         self.0.put(&medium_hash(members).to_le_bytes());
         self.1 = self.1.saturating_add(1);
@@ -401,13 +401,13 @@ enum Written {
 enum Part<'a, 'm> {
     /// The inside of a string.
     Text(&'a str),
-    Medium(&'m [Member<'a>]),
+    Medium(&'m [CanonicalMember<'a>]),
     Other(&'a str),
 }
 
 impl<'a, 'm> Part<'a, 'm> {
     /// The kind of a part, by its type, or without a type by its member, as in the engines.
-    fn of(raw: &'a str, members: Option<&'m [Member<'a>]>) -> Self {
+    fn of(raw: &'a str, members: Option<&'m [CanonicalMember<'a>]>) -> Self {
         let Some(members) = members else {
             return match shape(raw) {
                 Shape::Null => Self::Text(""),
@@ -428,7 +428,7 @@ impl<'a, 'm> Part<'a, 'm> {
 }
 
 /// The hash of a medium's part without its type. A URL and an object that holds only a URL have the same hash.
-fn medium_hash(part: &[Member<'_>]) -> u64 {
+fn medium_hash(part: &[CanonicalMember<'_>]) -> u64 {
     let mut hash = Xxh3Default::new();
     let mut put = |key: &str, value: &str| {
         hash.mark(Mark::Member);

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::choice::{Pair, Whole};
-use super::recovery::{Budget, Recovery, Way};
+use super::recovery::{Recovery, RetryBudget, Way};
 use super::retry::RetrySnapshot;
 use super::selection_request::{Demand, SelectionContext};
 use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
@@ -119,7 +119,7 @@ impl Router {
                 .as_ref()
                 .map_or(key.worker, |worker| worker.id);
             dispatch.patience = snapshot.patience(self, answers, self.reading(key));
-            let budget = Budget::of(&self.pool.decode);
+            let budget = RetryBudget::of(&self.pool.decode);
             assignment.trail = Some(Rc::clone(&snapshot.trail));
             assignment.recovery = Some(Recovery::new(snapshot, way, budget));
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use self::pairs::Pairs;
-use self::record::{Held, Record, Row, Verdict, are_peers};
+use self::record::{ActivePenalties, FailureVerdict, Record, Row, are_peers};
 use super::Router;
 use super::trail::{SharedTrail, Suspect};
 use crate::config;
@@ -204,7 +204,7 @@ impl Router {
 
 /// The records of workers with any failure or penalty.
 #[derive(Debug)]
-pub(super) struct Health {
+pub(super) struct HealthRecords {
     rules: config::Health,
     records: HashMap<WorkerId, Record>,
     /// Failures that either of two workers may have caused.
@@ -214,7 +214,7 @@ pub(super) struct Health {
     ejections: Vec<Ejection>,
 }
 
-impl Health {
+impl HealthRecords {
     pub(super) fn new(rules: config::Health) -> Self {
         Self {
             rules,
@@ -233,7 +233,7 @@ impl Health {
     /// Whether no worker has a penalty, so that no look-up is needed.
     pub(super) fn is_clear(&self, now: Duration) -> bool {
         let mut records = self.records.values();
-        records.all(|record| record.held(now) == Held::default())
+        records.all(|record| record.held(now) == ActivePenalties::default())
     }
 
     fn has_no_records(&self) -> bool {
@@ -241,7 +241,7 @@ impl Health {
     }
 
     /// The penalties of a worker now.
-    pub(super) fn held(&self, worker: WorkerId, now: Duration) -> Held {
+    pub(super) fn held(&self, worker: WorkerId, now: Duration) -> ActivePenalties {
         let record = self.records.get(&worker);
         record.map(|record| record.held(now)).unwrap_or_default()
     }
@@ -315,7 +315,7 @@ impl Health {
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;
         };
-        if record.failed(row, &self.rules, now) == Verdict::Stays {
+        if record.failed(row, &self.rules, now) == FailureVerdict::Stays {
             return;
         }
         let peers = fleet.open().filter(|other| are_peers(other, worker));

@@ -80,16 +80,16 @@ use crate::selection::eligibility::{Filter, Subset};
 use crate::selection::{Policy, Random, policy};
 use explain::Explained;
 use handed::Noted;
-use health::Health;
+use health::HealthRecords;
 use model_workers::ModelWorkers;
 use pinned::Pinned;
-use recovery::{Budget, Way};
+use recovery::{RetryBudget, Way};
 use reports::Reports;
 use retry::RetrySnapshot;
 use selection_request::SelectionContext;
 use serving::ServingChoice;
 use sharing::Kept;
-use waiting::Terms;
+use waiting::QueuedChoice;
 use workers::Opened;
 
 /// Routes the requests of one pool on one thread.
@@ -108,7 +108,7 @@ pub struct Router {
     models_workers: HashMap<ModelKey, Rc<ModelWorkers>>,
     /// Adapters by name, each with its base model.
     adapters: HashMap<String, Option<String>>,
-    health: Health,
+    health: HealthRecords,
     waiting: Waiting,
     /// Number of fleets adopted so far.
     adopted: u64,
@@ -189,7 +189,7 @@ impl Router {
             opened: HashMap::new(),
             models_workers: HashMap::new(),
             adapters: HashMap::new(),
-            health: Health::new(pool.health.clone()),
+            health: HealthRecords::new(pool.health.clone()),
             waiting: Waiting::default(),
             adopted: 0,
             explained: None,
@@ -380,7 +380,7 @@ impl Router {
         match outcome {
             // A sheddable request does not wait.
             Err(overloaded @ Refusal::Overloaded { .. }) if !overrides.query && rank >= 0 => {
-                let terms = Terms {
+                let terms = QueuedChoice {
                     adopted: self.adopted,
                     overrides,
                     demand,
@@ -516,7 +516,7 @@ impl Router {
             trail: Some(Rc::clone(&snapshot.trail)),
             decode_charge: Some(self.charge_decode(&decode, context.demand)),
             // A hand-off can be used only once.
-            recovery: Some(Recovery::new(snapshot, Way::Whole, Budget::default())),
+            recovery: Some(Recovery::new(snapshot, Way::Whole, RetryBudget::default())),
             decode: Some(decode.target.worker),
             ..Assignment::default()
         };

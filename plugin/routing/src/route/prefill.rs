@@ -9,7 +9,7 @@ use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEn
 use super::choice::{Chosen, Pair};
 use super::dispatch::rank_header;
 use super::handed::Allowed;
-use super::recovery::{Budget, Recovery, Way};
+use super::recovery::{Recovery, RetryBudget, Way};
 use super::retry::RetrySnapshot;
 use super::selection_request::SelectionContext;
 use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router};
@@ -108,7 +108,7 @@ impl Router {
         request: &Request<'_>,
     ) -> Plan {
         let snapshot = Rc::new(RetrySnapshot::of(context, request));
-        let budget = Budget::of(&self.pool.decode);
+        let budget = RetryBudget::of(&self.pool.decode);
         snapshot.trail.borrow_mut().placed();
         let assignment = Assignment {
             trail: Some(Rc::clone(&snapshot.trail)),

@@ -19,21 +19,21 @@ use crate::request::Request;
 pub struct Recovery {
     snapshot: Rc<RetrySnapshot>,
     way: Way,
-    budget: Budget,
+    budget: RetryBudget,
     /// KV that prefill has computed, as long as its decode leg is not known to have begun.
     pub(super) staged: Option<Staged>,
 }
 
 /// How often a request may be placed again.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Budget {
+pub(super) struct RetryBudget {
     /// Retries after a leg that an engine may have worked on.
     recoveries: u32,
     /// Retries after a leg that reached no worker.
     attempts: u32,
 }
 
-impl Budget {
+impl RetryBudget {
     /// The pool's budget. A pool without recoveries keeps no bodies, without which no request is placed again.
     pub(super) fn of(leg: &DecodeLeg) -> Self {
         let attempts = match leg.recoveries {
@@ -97,7 +97,7 @@ pub(super) enum Way {
 
 impl Recovery {
     /// For a request that has just been placed for the first time.
-    pub(super) fn new(snapshot: Rc<RetrySnapshot>, way: Way, budget: Budget) -> Self {
+    pub(super) fn new(snapshot: Rc<RetrySnapshot>, way: Way, budget: RetryBudget) -> Self {
         Self {
             snapshot,
             way,
@@ -183,7 +183,7 @@ impl Router {
         assignment: &Assignment,
         snapshot: &Rc<RetrySnapshot>,
         staged: &Staged,
-        budget: Budget,
+        budget: RetryBudget,
         left_out: &[(Leg, WorkerId)],
     ) -> Option<Plan> {
         let prefill = assignment.prefill.clone()?;

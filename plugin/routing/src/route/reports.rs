@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use self::beyond::{Beliefs, Beyond, Limits};
+use self::beyond::{Beliefs, Beyond, FigureLimits};
 use super::Router;
 use crate::engine_metrics::Figures;
 use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
@@ -257,10 +257,10 @@ impl Router {
     }
 
     /// A figure is ignored at an age at which a booking would have expired.
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> FigureLimits {
         let stale_after = self.stale_after();
         let expiry = Duration::from_millis(self.pool.booking_expiry_ms);
-        Limits {
+        FigureLimits {
             stale_after,
             forgotten_after: expiry.max(stale_after),
         }

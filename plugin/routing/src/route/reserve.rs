@@ -7,7 +7,7 @@ use super::choice::{Chosen, Pair, Whole};
 use super::selection_request::{Demand, SelectionRequest};
 use super::{Assignment, Refusal, Router};
 use crate::fleet::Target;
-use crate::load::{Answer, DecodeCharge, PrefillCharge};
+use crate::load::{BookedAnswer, DecodeCharge, PrefillCharge};
 use crate::rendezvous::ServingDecision;
 use crate::request::RoutingOverrides;
 
@@ -83,7 +83,7 @@ impl Router {
 
     /// Books a request that generates nothing: a small charge, so that many of them do not meet on one worker.
     pub(super) fn charge_errand(&mut self, target: &Target) -> DecodeCharge {
-        let answer = Answer {
+        let answer = BookedAnswer {
             prompt_tokens: 1,
             block_tokens: self.pool.block_tokens,
             expected_tokens: None,

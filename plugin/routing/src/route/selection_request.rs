@@ -8,7 +8,7 @@ use super::trail::SharedTrail;
 use super::{Explain, PlanInput, Refusal, Router};
 use crate::config::KvWeights;
 use crate::fleet::{Role, WorkerId};
-use crate::load::{Answer, PrefillRate};
+use crate::load::{BookedAnswer, PrefillRate};
 use crate::model_state::ModelKey;
 use crate::prefix::{Blocks, RunLength};
 use crate::request::prompt::{self, Identity, Prompt};
@@ -91,8 +91,8 @@ impl Demand {
     }
 
     /// The answer to book.
-    pub(super) fn answer(&self, block_tokens: u32) -> Answer {
-        Answer {
+    pub(super) fn answer(&self, block_tokens: u32) -> BookedAnswer {
+        BookedAnswer {
             prompt_tokens: self.prompt_tokens,
             block_tokens,
             expected_tokens: self.expected_tokens,

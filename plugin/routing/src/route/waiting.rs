@@ -17,7 +17,7 @@ pub struct QueueTicket {
     /// Its number in the queue.
     pub waiter: Waiter,
     parsed: ParsedRequest,
-    terms: Terms,
+    terms: QueuedChoice,
 }
 
 /// A queued request, with its body and all that was parsed of it.
@@ -26,12 +26,12 @@ pub struct QueuedRequest {
     /// Its number in the queue.
     pub waiter: Waiter,
     request: BufferedRequest,
-    terms: Terms,
+    terms: QueuedChoice,
 }
 
 /// The inputs of a choice for a queued request.
 #[derive(Debug)]
-pub(super) struct Terms {
+pub(super) struct QueuedChoice {
     pub(super) overrides: RoutingOverrides,
     pub(super) demand: Demand,
     /// The model, or the base model of the requested adapter; none: the API names no model.
@@ -97,7 +97,7 @@ impl Router {
         key: &ModelKey,
         queue_key: QueueKey,
         request: &Request<'_>,
-        terms: Terms,
+        terms: QueuedChoice,
         overloaded: Refusal,
     ) -> Result<Plan, Refusal> {
         let Some(queue) = &self.pool.admission.queue else {
@@ -140,7 +140,7 @@ impl Router {
         let QueuedRequest { request, terms, .. } = queued;
         let request = request.request();
         self.look_up_anew(&request, terms)?;
-        let Terms {
+        let QueuedChoice {
             overrides,
             demand,
             model,
@@ -158,7 +158,7 @@ impl Router {
     }
 
     /// After a change of the fleet, the model may be another one or gone, and so may the workers that the caller names.
-    fn look_up_anew(&self, request: &Request<'_>, terms: &mut Terms) -> Result<(), Refusal> {
+    fn look_up_anew(&self, request: &Request<'_>, terms: &mut QueuedChoice) -> Result<(), Refusal> {
         if terms.adopted != self.adopted {
             (terms.model, terms.demand.adapter) = self.look_up(&request.model)?;
             self.drop_stale_pins(&mut terms.overrides)?;

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use super::bytes::{Input, put_count, put_most, put_u32, put_u64};
 use super::{BLOB_BYTES, ThreadLoad};
 use crate::fleet::{TargetKey, WorkerId};
-use crate::load::Held;
+use crate::load::Occupied;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pdv2");
 const HEAD_BYTES: usize = 72;
@@ -60,7 +60,7 @@ impl Totals {
 
 /// The part of a blob that changes even where nothing happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct BlobHead {
     pub(super) owner: u64,
     /// Grows with every blob.
     pub(super) beat: u64,
@@ -71,12 +71,12 @@ pub(super) struct Head {
 /// A blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Blob {
-    pub(super) head: Head,
+    pub(super) head: BlobHead,
     pub(super) totals: Totals,
     pub(super) pools: Vec<PoolShares>,
 }
 
-impl Head {
+impl BlobHead {
     /// The bytes of a blob: this head, then [`body`]'s bytes.
     pub(super) fn encode(self, body: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES.saturating_add(body.len()));
@@ -109,7 +109,7 @@ impl Blob {
     /// Reads what [`Head::encode`] wrote; none where the bytes are something else.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = Input(bytes);
-        let head = Head::read(&mut input)?;
+        let head = BlobHead::read(&mut input)?;
         let totals = Totals {
             streams: input.u64()?,
             prefills: input.u64()?,
@@ -215,7 +215,7 @@ fn read_share(input: &mut Input<'_>) -> Option<ThreadLoad> {
         booked_tokens: input.u32()?.into(),
         queued_tokens: input.u32()?.into(),
         prefills: input.u32()?,
-        decoding: Held {
+        decoding: Occupied {
             blocks: input.u32()?.into(),
             weight: input.u32()?.into(),
         },

@@ -1,6 +1,6 @@
 //! Owns what is known of another VM's thread slot: the owner, whether the owner lives, its bookings.
 
-use super::blob::{Blob, Head, PoolShares, Totals};
+use super::blob::{Blob, BlobHead, PoolShares, Totals};
 use super::log::Follower;
 use super::{DEAD_TICKS, Decision, SharedStore};
 
@@ -11,7 +11,7 @@ pub(super) struct ThreadSlot {
     /// Version of the blob that was read last.
     version: u32,
     /// Head of that blob; none where it could not be read.
-    head: Option<Head>,
+    head: Option<BlobHead>,
     /// Start of the standstill, in the observer's ticks.
     still_since: u64,
     pub(super) totals: Totals,
@@ -84,7 +84,7 @@ impl ThreadSlot {
         let Some(head) = self.head else {
             return 0;
         };
-        let Head {
+        let BlobHead {
             owner,
             next_segment,
             ..

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::blob::{self, Head, PoolShares, Totals};
+use super::blob::{self, BlobHead, PoolShares, Totals};
 use super::log::Log;
 use super::slot::ThreadSlot;
 use super::store::{SharedStore, WriteResult, blob_key};
@@ -232,7 +232,7 @@ impl ThreadSync {
             self.log.write(store, own_slot.slot, self.owner);
         }
         self.beat = self.beat.wrapping_add(1);
-        let head = Head {
+        let head = BlobHead {
             owner: self.owner,
             beat: self.beat,
             next_segment: self.log.next(),
@@ -256,7 +256,7 @@ impl ThreadSync {
     }
 
     fn is_own(&self, bytes: &[u8]) -> bool {
-        Head::decode(bytes).is_some_and(|head| head.owner == self.owner)
+        BlobHead::decode(bytes).is_some_and(|head| head.owner == self.owner)
     }
 
     /// Reads the slots of the VMs that lived at the last read.

@@ -1,7 +1,7 @@
 //! Tests of the limits on a request, an answer and a source, and of the fields that a client may not set.
 
 use routing::config::Config;
-use routing::discovery::{self, Answer, SourceError};
+use routing::discovery::{self, PollAnswer, SourceError};
 use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
 use routing::route::{Client, MAX_PREFILL_ANSWER, Plan, PlanInput, PrefillAnswer, Refusal, Router};
@@ -78,7 +78,7 @@ fn foreign_json_of_any_depth_is_read_or_refused_without_a_stack() {
         let config = Config::parse(config.to_string().as_bytes()).unwrap();
         let mut source = discovery::source(&config.pools[0]).unwrap();
         let body = format!(r#"{{"workers":{deep},"cluster_statuses":{deep}}}"#);
-        let answer = Answer {
+        let answer = PollAnswer {
             status: 200,
             etag: None,
             body: body.as_bytes(),
@@ -110,7 +110,7 @@ fn read(pool: Value, body: &[u8]) -> Result<usize, SourceError> {
     let config = json!({"pools": [with(json!({"name": "p"}), pool)]});
     let config = Config::parse(config.to_string().as_bytes()).unwrap();
     let mut source = discovery::source(&config.pools[0]).unwrap();
-    let answer = Answer {
+    let answer = PollAnswer {
         status: 200,
         etag: None,
         body,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use routing::config::{Config, Destinations, ListedWorker, Pool};
-use routing::discovery::{Change, Named, Registry, static_workers};
+use routing::discovery::{Named, Registry, RegistryChange, static_workers};
 use routing::fleet::{Fleet, Role, Worker, WorkerId};
 use routing::request::Generation;
 use routing::route::{Plan, PlanInput, Refusal, Router};
@@ -171,14 +171,14 @@ impl Old {
                 self.listed.insert(described.id, described.listed());
             }
             Event::Comes(described) => {
-                let change = Change::Put(vec![described.listed()]);
+                let change = RegistryChange::Put(vec![described.listed()]);
                 self.registry.apply(&change, 100).expect("room for it");
             }
             Event::Goes(id) if id <= LISTED => {
                 self.listed.remove(&id);
             }
             Event::Goes(id) => {
-                let change = Change::Delete(vec![Named::Id(id)]);
+                let change = RegistryChange::Delete(vec![Named::Id(id)]);
                 self.registry.apply(&change, 100).expect("a deletion");
             }
             Event::Tells(id) => return self.tells(id),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::super::document::{Written, parse};
+use super::super::document::{WrittenDocument, parse};
 use crate::config::{ListedWorker, ProtocolName};
 use crate::fleet::Role;
 use crate::fleet::topology::Topology;
@@ -36,7 +36,7 @@ fn properties(schema: &Value) -> BTreeSet<String> {
 fn it_has_the_fields_that_are_read() {
     let schema = schema();
     let worker = &schema["$defs"]["worker"];
-    assert_eq!(properties(&schema), fields::<Written>());
+    assert_eq!(properties(&schema), fields::<WrittenDocument>());
     assert_eq!(properties(worker), fields::<ListedWorker>());
     assert_eq!(
         properties(&schema["$defs"]["topology"]),

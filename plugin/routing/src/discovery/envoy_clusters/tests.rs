@@ -21,7 +21,7 @@ const ANSWER: &str = r#"{"cluster_statuses":[
   {"address":{"socket_address":{"address":"worker.local","port_value":8000}}}]},
  {"name":"envoy_admin","host_statuses":[{"address":{"socket_address":{"address":"10.0.0.9","port_value":8000}}}]}]}"#;
 
-fn source(fields: &str) -> Clusters {
+fn source(fields: &str) -> ClusterPoll {
     let fields = format!(
         r#""protocol":"nixl",{fields}"discovery":{{"envoy_clusters":{{"members":{{
         "prefill":{{"role":"prefill","model":"m","dp_size":2,"kv_blocks":100}},"decode":{{"role":"decode","model":"m"}}}}}}}}"#
@@ -30,10 +30,10 @@ fn source(fields: &str) -> Clusters {
     let crate::config::Discovery::EnvoyClusters(clusters) = &pool.discovery else {
         panic!("not Envoy's clusters");
     };
-    Clusters::new(clusters, &pool)
+    ClusterPoll::new(clusters, &pool)
 }
 
-fn workers(source: &mut Clusters, body: &str) -> (Vec<Worker>, Vec<String>) {
+fn workers(source: &mut ClusterPoll, body: &str) -> (Vec<Worker>, Vec<String>) {
     match source.read_answer(&answer(body.as_bytes())).unwrap() {
         SourceUpdate::Workers(workers, said) => (workers, said),
         SourceUpdate::Unchanged => panic!("unchanged"),
@@ -127,7 +127,7 @@ fn host(health: &Value, counters: [u64; 4]) -> String {
     .to_string()
 }
 
-fn condition(source: &mut Clusters, health: &Value, counters: [u64; 4]) -> Condition {
+fn condition(source: &mut ClusterPoll, health: &Value, counters: [u64; 4]) -> Condition {
     workers(source, &host(health, counters)).0[0].condition
 }
 

@@ -82,8 +82,8 @@ fn a_worker_registers_alone_or_with_others_and_an_error_names_the_field() {
     let pool = pool(RULES);
     let put = |body: &str| read_put(body.as_bytes(), open(&pool));
     let count = |body: &str| match put(body).unwrap() {
-        Change::Put(workers) => workers.len(),
-        Change::Delete(_) => 0,
+        RegistryChange::Put(workers) => workers.len(),
+        RegistryChange::Delete(_) => 0,
     };
     assert_eq!(
         count(r#"{"address":"10.0.0.1:1","role":"decode","draining":true}"#),
@@ -251,7 +251,7 @@ fn workers_are_taken_out_by_address_or_id() {
     ] {
         assert_eq!(
             read_delete(body.as_bytes()).unwrap(),
-            Change::Delete(wanted)
+            RegistryChange::Delete(wanted)
         );
     }
     for body in [

@@ -135,7 +135,7 @@ pub(super) struct Holders {
 }
 
 /// All holders of one node.
-pub(super) enum Held<'a> {
+pub(super) enum NodeHolders<'a> {
     /// A few, each with its path.
     List(List<'a>),
     Crowd(&'a Crowd),
@@ -182,13 +182,13 @@ impl Holders {
 
     /// All holders of a node.
     #[inline]
-    pub(super) fn of(&self, node: &Node) -> Held<'_> {
+    pub(super) fn of(&self, node: &Node) -> NodeHolders<'_> {
         if node.holder == CROWD
             && let Some(crowd) = self.crowds.get(node.more as usize)
         {
-            return Held::Crowd(crowd);
+            return NodeHolders::Crowd(crowd);
         }
-        Held::List(List {
+        NodeHolders::List(List {
             further: &self.further,
             first: (node.count > 0).then_some((node.holder, node.path)),
             next: node.more,

@@ -3,7 +3,7 @@
 //! A holder of a block holds all blocks before it. So the look-up starts with the holders of the last known block, and searches
 //! each block before it only for holders not met yet; a block with no more holders than were met already has none of those.
 
-use super::holders::{Crowd, Held, bit};
+use super::holders::{Crowd, NodeHolders, bit};
 use super::paths::{Holder, Paths, Tick};
 
 /// The holders at one moment.
@@ -58,10 +58,12 @@ pub(super) struct Reach<'a> {
 
 impl Reach<'_> {
     /// Sets `depth` for those holders of a block that were not met deeper down.
-    pub(super) fn meet(&mut self, held: Held<'_>, depth: u32) {
+    pub(super) fn meet(&mut self, held: NodeHolders<'_>, depth: u32) {
         match held {
-            Held::List(list) => list.for_each(|(holder, path)| self.meet_one(holder, path, depth)),
-            Held::Crowd(crowd) => self.meet_crowd(crowd, depth),
+            NodeHolders::List(list) => {
+                list.for_each(|(holder, path)| self.meet_one(holder, path, depth))
+            }
+            NodeHolders::Crowd(crowd) => self.meet_crowd(crowd, depth),
         }
     }
 

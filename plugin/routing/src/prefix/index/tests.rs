@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 
-use super::holders::Held;
+use super::holders::NodeHolders;
 use super::*;
 use crate::prefix::RunLength;
 
@@ -39,8 +39,8 @@ fn depths(index: &mut Index, blocks: &Blocks, now: Duration) -> Vec<u32> {
 impl Index {
     fn members(&self, node: u32) -> Vec<(u16, u32)> {
         match self.held.of(self.tree.node(node)) {
-            Held::List(list) => list.collect(),
-            Held::Crowd(crowd) => (0..self.holders.len() as u16)
+            NodeHolders::List(list) => list.collect(),
+            NodeHolders::Crowd(crowd) => (0..self.holders.len() as u16)
                 .map(|id| (id, crowd.path(id)))
                 .filter(|pair| pair.1 != NONE)
                 .collect(),

@@ -201,11 +201,11 @@ fn unit(text: &[u8]) -> Option<(u16, &[u8])> {
 }
 
 /// A member: its key, unescaped, and its value as written.
-pub type Member<'a> = (Cow<'a, str>, &'a str);
+pub type CanonicalMember<'a> = (Cow<'a, str>, &'a str);
 
 /// The members of an object that are not null, sorted: those in `order` first, then the others by key. The last of
 /// duplicates counts. None if `object` is no object, or has more than 64 members.
-pub fn members<'a>(object: &'a str, order: &[&str]) -> Option<Vec<Member<'a>>> {
+pub fn members<'a>(object: &'a str, order: &[&str]) -> Option<Vec<CanonicalMember<'a>>> {
     let mut members = members_as_written(object)?;
     let place = |key: &str| order.iter().position(|named| *named == key);
     members.sort_by(|(left, _), (right, _)| {
@@ -224,7 +224,7 @@ pub fn members<'a>(object: &'a str, order: &[&str]) -> Option<Vec<Member<'a>>> {
     Some(members)
 }
 
-fn members_as_written(object: &str) -> Option<Vec<Member<'_>>> {
+fn members_as_written(object: &str) -> Option<Vec<CanonicalMember<'_>>> {
     let mut rest = object.strip_prefix('{')?.trim_ascii_start();
     let mut members = Vec::with_capacity(4);
     while rest.starts_with('"') {
@@ -241,7 +241,7 @@ fn members_as_written(object: &str) -> Option<Vec<Member<'_>>> {
 }
 
 /// The value of a member; none where missing or null.
-pub fn find<'a>(members: &[Member<'a>], key: &str) -> Option<&'a str> {
+pub fn find<'a>(members: &[CanonicalMember<'a>], key: &str) -> Option<&'a str> {
     let found = members.iter().find(|(name, _)| name == key);
     found.map(|(_, value)| *value)
 }

@@ -9,13 +9,13 @@ const BETWEEN: [u8; 4] = u32::MAX.to_le_bytes();
 
 /// The token ids of a prompt, or of a batch of prompts one after the other.
 #[derive(Debug, Default)]
-pub struct Ids {
+pub struct TokenIds {
     /// Little-endian, four bytes each.
     bytes: Vec<u8>,
     count: u64,
 }
 
-impl Ids {
+impl TokenIds {
     /// Ids that are already known.
     pub fn given(ids: &[u32]) -> Self {
         Self {
@@ -160,21 +160,21 @@ mod tests {
                 format!("[{space}{}]", ids.join(","))
             };
             for list in &lists {
-                let ids = Ids::read(&spelt(list)).unwrap();
-                let expected = Ids::given(list);
+                let ids = TokenIds::read(&spelt(list)).unwrap();
+                let expected = TokenIds::given(list);
                 prop_assert_eq!(ids.bytes(), expected.bytes());
                 prop_assert_eq!(ids.count(), list.len() as u64);
             }
             let batch: Vec<String> = lists.iter().map(|list| spelt(list)).collect();
-            let batch = Ids::read(&format!("[{}]", batch.join(","))).unwrap();
+            let batch = TokenIds::read(&format!("[{}]", batch.join(","))).unwrap();
             prop_assert_eq!(batch.count(), lists.iter().flatten().count() as u64);
         }
 
         #[test]
         fn what_begins_as_a_list_is_ids_or_nothing(text in "\\[[0-9, .e+a\\[\\]\"-]{0,20}\\]") {
-            let ids = Ids::read(&text).map(|ids| ids.bytes().to_vec());
+            let ids = TokenIds::read(&text).map(|ids| ids.bytes().to_vec());
             if let Ok(expected) = serde_json::from_str::<Vec<u32>>(&text) {
-                prop_assert_eq!(ids, Some(Ids::given(&expected).bytes().to_vec()));
+                prop_assert_eq!(ids, Some(TokenIds::given(&expected).bytes().to_vec()));
             } else if serde_json::from_str::<Vec<Vec<u32>>>(&text).is_err()
                 && serde_json::from_str::<serde_json::Value>(&text).is_ok()
             {

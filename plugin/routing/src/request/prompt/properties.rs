@@ -257,6 +257,6 @@ proptest! {
         elements(&text, |_| ());
         canonical::value(&text, &mut Text::new(1, RunLength::Graded));
         canonical::text(&text, &mut Text::new(1, RunLength::Graded));
-        Ids::read(&text);
+        TokenIds::read(&text);
     }
 }

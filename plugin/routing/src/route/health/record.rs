@@ -24,7 +24,7 @@ const TRIAL_LASTS: Duration = Duration::from_secs(30);
 
 /// The penalties of a worker at one time, the worst first: less is preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(in crate::route) struct Held {
+pub(in crate::route) struct ActivePenalties {
     /// Ejected, and the trial is not due, or taken by another request.
     pub(super) is_shut_out: bool,
     is_unreachable: bool,
@@ -32,7 +32,7 @@ pub(in crate::route) struct Held {
     is_overloaded: bool,
 }
 
-impl Held {
+impl ActivePenalties {
     /// Whether the worker has reported overload.
     pub(super) fn is_overloaded(self) -> bool {
         self.is_overloaded
@@ -50,7 +50,7 @@ pub(super) enum Row {
 
 /// What a failure leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum FailureVerdict {
     /// No ejection.
     Stays,
     /// Ejection, if a peer is left.
@@ -119,9 +119,9 @@ impl Record {
         }
     }
 
-    pub(super) fn held(&self, now: Duration) -> Held {
+    pub(super) fn held(&self, now: Duration) -> ActivePenalties {
         let is_shut_out = |ejected: &Ejected| ejected.until > now || ejected.is_on_trial(now);
-        Held {
+        ActivePenalties {
             is_shut_out: self.ejected.as_ref().is_some_and(is_shut_out),
             is_unreachable: self.unreachable_until > now,
             has_failed: self.failed_until > now,
@@ -135,7 +135,7 @@ impl Record {
 
     /// Whether the record says nothing any more.
     pub(super) fn is_blank(&self, now: Duration) -> bool {
-        self.held(now) == Held::default()
+        self.held(now) == ActivePenalties::default()
             && !self.was_full_lately(now)
             && self.failures == 0
             && self.failed_handoffs == 0
@@ -244,15 +244,20 @@ impl Record {
     }
 
     /// Counts a failure of any kind.
-    pub(super) fn failed(&mut self, row: Row, rules: &config::Health, now: Duration) -> Verdict {
+    pub(super) fn failed(
+        &mut self,
+        row: Row,
+        rules: &config::Health,
+        now: Duration,
+    ) -> FailureVerdict {
         if let Some(ejected) = &mut self.ejected {
             ejected.trial_until = None;
             if ejected.until > now {
                 // Calls from before the ejection end one after the other: they make it no worse.
-                return Verdict::Stays;
+                return FailureVerdict::Stays;
             }
             self.failures = 1;
-            return Verdict::Goes;
+            return FailureVerdict::Goes;
         }
         if self.remembered_until <= now {
             self.times = 0;
@@ -264,8 +269,8 @@ impl Record {
         *count = count.saturating_add(1);
         let is_enough = rules.eject_after > 0 && *count >= rules.eject_after;
         match is_enough && self.has_peer_worked {
-            true => Verdict::Goes,
-            false => Verdict::Stays,
+            true => FailureVerdict::Goes,
+            false => FailureVerdict::Stays,
         }
     }
 

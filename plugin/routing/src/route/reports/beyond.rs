@@ -22,7 +22,7 @@ struct Reading {
 
 /// How long a figure counts.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct FigureLimits {
     /// Age from which a figure is no longer current.
     pub(super) stale_after: Duration,
     /// Age from which a figure means nothing.
@@ -57,7 +57,7 @@ impl Beyond {
     }
 
     /// The first time after `now` when a figure of it counts for less.
-    fn next_change(&self, now: Duration, limits: Limits) -> Option<Duration> {
+    fn next_change(&self, now: Duration, limits: FigureLimits) -> Option<Duration> {
         let times = self.0.iter().flatten().flat_map(|reading| {
             [limits.stale_after, limits.forgotten_after]
                 .map(|limit| reading.at.saturating_add(limit))
@@ -88,7 +88,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// The estimates for all workers of a fleet at `now`, and when they next change by themselves.
 pub(super) struct Beliefs<'w> {
     now: Duration,
-    limits: Limits,
+    limits: FigureLimits,
     /// Medians for one rank.
     medians: HashMap<Peers<'w>, [f64; FIGURES]>,
     pub(super) next_change: Option<Duration>,
@@ -99,7 +99,7 @@ impl<'w> Beliefs<'w> {
         fleet: &'w Fleet,
         reported: impl Fn(WorkerId) -> Option<Beyond>,
         now: Duration,
-        limits: Limits,
+        limits: FigureLimits,
     ) -> Self {
         let mut known: HashMap<Peers<'w>, [Vec<f64>; FIGURES]> = HashMap::new();
         let mut next_change: Option<Duration> = None;

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::world::{Map, key, share};
 use crate::fleet::{TargetKey, WorkerId};
-use crate::load::Held;
-use crate::sharing::blob::{self, Blob, Head};
+use crate::load::Occupied;
+use crate::sharing::blob::{self, Blob, BlobHead};
 use crate::sharing::log::{self, Log};
 use crate::sharing::store::log_key;
 use crate::sharing::{
@@ -24,7 +24,7 @@ fn shares() -> impl Strategy<Value = ThreadLoad> {
             booked_tokens: it[0].into(),
             queued_tokens: it[1].into(),
             prefills: it[2],
-            decoding: Held {
+            decoding: Occupied {
                 blocks: it[3].into(),
                 weight: it[4].into(),
             },
@@ -63,7 +63,7 @@ fn totals() -> impl Strategy<Value = Totals> {
     })
 }
 
-const HEAD: Head = Head {
+const HEAD: BlobHead = BlobHead {
     owner: 7,
     beat: 9,
     next_segment: 11,
@@ -86,7 +86,7 @@ proptest! {
     fn a_blob_is_read_as_it_was_written(totals in totals(), pools in pools()) {
         let bytes = HEAD.encode(&blob::body(&totals, &pools));
         prop_assert_eq!(Blob::decode(&bytes), Some(Blob { head: HEAD, totals, pools }));
-        prop_assert_eq!(Head::decode(&bytes), Some(HEAD));
+        prop_assert_eq!(BlobHead::decode(&bytes), Some(HEAD));
     }
 
     #[test]
@@ -154,7 +154,7 @@ fn what_is_more_than_can_be_said_is_said_as_the_most() {
     let most = ThreadLoad {
         booked_tokens: u64::MAX,
         queued_tokens: 1 << 32,
-        decoding: Held {
+        decoding: Occupied {
             blocks: u64::MAX,
             weight: u64::MAX,
         },
@@ -167,7 +167,7 @@ fn what_is_more_than_can_be_said_is_said_as_the_most() {
     let bytes = HEAD.encode(&blob::body(&Totals::default(), &pools));
     let share = Blob::decode(&bytes).unwrap().pools[0].shares[0];
     let all = u64::from(u32::MAX);
-    let Held { blocks, weight } = share.decoding;
+    let Occupied { blocks, weight } = share.decoding;
     assert_eq!(
         [share.booked_tokens, share.queued_tokens, blocks, weight],
         [all; 4]

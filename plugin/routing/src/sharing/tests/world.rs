@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use hashbrown::HashMap;
 
 use crate::fleet::{TargetKey, WorkerId};
-use crate::load::Held;
+use crate::load::Occupied;
 use crate::sharing::{Decision, PoolShares, SharedStore, ThreadLoad, WriteResult};
 
 /// A shared store that behaves as Envoy's shared data.
@@ -106,7 +106,7 @@ pub fn share(worker: u64, tokens: u64) -> ThreadLoad {
         booked_tokens: tokens,
         queued_tokens: tokens / 2,
         prefills: 1,
-        decoding: Held {
+        decoding: Occupied {
             blocks: tokens / 16,
             weight: tokens * 3,
         },
