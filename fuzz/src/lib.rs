@@ -169,7 +169,7 @@ pub fn protocols() -> [&'static str; 7] {
 }
 
 /// Plan inputs beside the body: none.
-pub fn told<'a>() -> PlanInput<'a> {
+pub fn input<'a>() -> PlanInput<'a> {
     PlanInput {
         now: NOW,
         explain: Explain::ForLog,

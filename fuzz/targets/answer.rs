@@ -2,7 +2,7 @@
 //! answer.
 #![no_main]
 
-use fuzz::{Callers, Choices, check_edited, protocols, router, told};
+use fuzz::{Callers, Choices, check_edited, input, protocols, router};
 use libfuzzer_sys::fuzz_target;
 use routing::answer::EventEdit;
 use routing::answer::PromptLogprobs;
@@ -73,7 +73,7 @@ fuzz_target!(|data: &[u8]| {
         router.on_reply(&life, answer);
     }
     let body = client_body(generation);
-    let Ok(Plan::Prefill(phase, _)) = router.plan(generation, body, told()) else {
+    let Ok(Plan::Prefill(phase, _)) = router.plan(generation, body, input()) else {
         return;
     };
     let answer = PrefillAnswer::Whole {

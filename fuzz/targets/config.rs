@@ -1,7 +1,7 @@
 //! Owns the target of configurations: a valid one builds its routers, and no secret appears in `Debug` output.
 #![no_main]
 
-use fuzz::{NOW, told};
+use fuzz::{NOW, input};
 use libfuzzer_sys::fuzz_target;
 use routing::config::{Config, Discovery};
 use routing::discovery;
@@ -27,7 +27,7 @@ fuzz_target!(|document: &[u8]| {
         let mut router = Router::new(pool.clone(), 1, 2);
         router.advance(NOW);
         let body = br#"{"model":"m","messages":[]}"#;
-        let _ = router.plan(Generation::Chat, body, told());
+        let _ = router.plan(Generation::Chat, body, input());
         let _ = router.plain(None);
         router.reconfigure(pool.clone());
     }

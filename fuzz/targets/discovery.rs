@@ -1,7 +1,7 @@
 //! Owns the target of answers from discovery sources: a Dynamo frontend, a document, Envoy's clusters, and unsolicited ones.
 #![no_main]
 
-use fuzz::{Choices, NOW, configured, told};
+use fuzz::{Choices, NOW, configured, input};
 use libfuzzer_sys::fuzz_target;
 use routing::config::Pool;
 use routing::discovery::{self, Believed, PollAnswer, PolledWorkers, SourceUpdate};
@@ -62,7 +62,7 @@ fuzz_target!(|data: &[u8]| {
             router.adopt(fleet);
         }
         let body = br#"{"model":"m","messages":[]}"#;
-        let _ = router.plan(Generation::Chat, body, told());
+        let _ = router.plan(Generation::Chat, body, input());
         let _ = router.plain(None);
         let _ = (router.can_serve_any(), router.take_transitions());
     }

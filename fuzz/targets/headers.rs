@@ -1,7 +1,7 @@
 //! Owns the target of a request's line and headers: method, path, routing overrides, the subset, session and tenant.
 #![no_main]
 
-use fuzz::{Callers, Choices, protocols, router, told};
+use fuzz::{Callers, Choices, input, protocols, router};
 use libfuzzer_sys::fuzz_target;
 use routing::answer::Form;
 use routing::request::overrides::header_names;
@@ -35,20 +35,20 @@ fuzz_target!(|data: &[u8]| {
         .enumerate()
         .map(|(at, line)| (names[at % names.len()].as_bytes().to_vec(), line.to_vec()))
         .collect();
-    let told = PlanInput {
+    let input = PlanInput {
         headers: &headers,
         session: part(4),
         tenant: part(5),
         subset: subset.as_ref(),
         explain: Explain::ForCaller,
-        ..told()
+        ..input()
     };
     let mut router = router(protocol, callers, "");
     if kind == Kind::Plain {
         let _ = router.plain(subset.as_ref());
     }
     let body = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
-    let plan = router.plan(Generation::Chat, body, told);
+    let plan = router.plan(Generation::Chat, body, input);
     // No worker outside the subset is used, for trusted and untrusted callers.
     if let (Ok(Plan::Forward(dispatch, _)), Some(subset)) = (&plan, &subset)
         && protocol != "direct"

@@ -3,7 +3,7 @@
 //! A planned body is still JSON with only the hand-off changed, and no untrusted caller's own hand-off gets through.
 #![no_main]
 
-use fuzz::{Callers, Choices, GENERATIONS, check_edited, protocols, router, told};
+use fuzz::{Callers, Choices, GENERATIONS, check_edited, input, protocols, router};
 use libfuzzer_sys::fuzz_target;
 use routing::json::says_nothing;
 use routing::request::{HANDOFF_FIELDS, Request};
@@ -94,7 +94,7 @@ fuzz_target!(|data: &[u8]| {
     if let Some(renamed) = router.rename(body, &[]) {
         check_edited(body, &renamed.body, &["model"]);
     }
-    let plan = router.plan(generation, body, told());
+    let plan = router.plan(generation, body, input());
     if callers == Callers::Strangers && plan.is_ok() {
         check_not_forged(body);
     }

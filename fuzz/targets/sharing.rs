@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use fuzz::{Callers, Choices, NOW, router, told};
+use fuzz::{Callers, Choices, NOW, input, router};
 use libfuzzer_sys::fuzz_target;
 use routing::fleet::Fleet;
 use routing::request::Generation;
@@ -70,7 +70,7 @@ fuzz_target!(|data: &[u8]| {
     router.keep_decisions();
     let body = br#"{"model":"m","messages":[{"role":"user","content":"hello hello hello hello hello hello hello hello hello hello"}]}"#;
     for tick in 0..3 {
-        let _held = router.plan(Generation::Chat, body, told());
+        let _held = router.plan(Generation::Chat, body, input());
         let decisions: Vec<_> = router
             .take_decisions()
             .into_iter()
@@ -100,6 +100,6 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(fleet) = Fleet::decode(rest) {
         router.adopt(fleet);
     }
-    let _ = router.plan(Generation::Chat, body, told());
+    let _ = router.plan(Generation::Chat, body, input());
     desk.leave(&board);
 });

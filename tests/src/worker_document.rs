@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -232,15 +232,11 @@ fn page(status: u16, text: Bytes) -> Response<Full<Bytes>> {
 /// A loopback address that no other test has, so that a port stays free while its engine is dead: the source address of client
 /// connections is 127.0.0.1.
 pub fn own_loopback() -> Ipv4Addr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let process = std::process::id().to_be_bytes();
-    // Three of the four bytes vary; 127.0.0.0/16 stays shared.
-    Ipv4Addr::new(
-        127,
-        1 + process[2] % 254,
-        process[3],
-        NEXT.fetch_add(1, Ordering::Relaxed).max(1),
-    )
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    // Three of the four bytes vary; 127.0.0.0/16 stays shared. A process gets an address again only after 254 others.
+    let number = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 254;
+    Ipv4Addr::new(127, 1 + high % 254, low, number as u8)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use routing::fleet::Role;
@@ -283,9 +283,10 @@ pub fn unfetched(issued: u64, pulled: u64, given_up: u64) -> u64 {
 /// A loopback address that no other run uses: a port that an engine leaves for a while stays free there, since connections are
 /// made from 127.0.0.1.
 pub fn own_loopback() -> IpAddr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
+    static NEXT: AtomicU32 = AtomicU32::new(0);
     let [_, _, high, low] = std::process::id().to_be_bytes();
-    // The tests' own engines take 127.1.0.0 and up; two runs of one process get the same address only after 254 others.
-    let number = NEXT.fetch_add(1, Ordering::Relaxed).clamp(1, 254);
-    IpAddr::V4(Ipv4Addr::new(127, high.clamp(1, 254), low, number))
+    // As the tests' own engines count theirs, so that no two processes share one; 127.0.0.0/16 stays shared. A process gets an
+    // address again only after 254 others.
+    let number = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 254;
+    IpAddr::V4(Ipv4Addr::new(127, 1 + high % 254, low, number as u8))
 }
