@@ -1,4 +1,5 @@
-//! Names in the documents exist: the tests of tests/FIELD_CASES.md and SECURITY.md, and the rows of docs/failures.md.
+//! Names in the documents exist: the tests of tests/FIELD_CASES.md and SECURITY.md, and the rows of docs/failures.md. README is
+//! short.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -43,6 +44,22 @@ fn assert_names_tests(document: &str, least: usize) {
             "{path}.rs has no {function}"
         );
     }
+}
+
+/// Most words of README: what is beyond them belongs into a page of docs/.
+const README_WORDS: usize = 1200;
+
+/// Longest line of README, in characters; tables aside.
+const README_COLUMNS: usize = 120;
+
+#[test]
+fn readme_is_short() {
+    let page = read("README.md");
+    let words = page.split_whitespace().count();
+    assert!(words <= README_WORDS, "{words} words");
+    let mut lines = page.lines().filter(|line| !line.starts_with('|'));
+    let long = lines.find(|line| line.chars().count() > README_COLUMNS);
+    assert_eq!(long, None);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Every Kubernetes object fits its schema, and the objects of a folder fit each other.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use jsonschema::Validator;
 use pd_router_e2e::paths::workspace;
@@ -84,23 +85,42 @@ fn every_folder_says_how_to_apply_it() {
     }
 }
 
-/// Links within the repository; other links are not checked.
-#[test]
-fn every_link_of_a_page_leads_somewhere() {
-    let mut pages: Vec<String> = folders()
-        .iter()
-        .map(|folder| format!("{folder}/README.md"))
-        .collect();
+/// Pages whose links are checked.
+fn pages() -> Vec<String> {
+    let docs = fs::read_dir(workspace().join("docs")).expect("docs");
+    let docs = docs.map(|entry| entry.expect("an entry").file_name());
+    let docs = docs.map(|name| format!("docs/{}", name.display()));
+    let folders = folders();
+    let folders = folders.iter().map(|folder| format!("{folder}/README.md"));
     let others = [
         "README.md",
         "CONTRIBUTING.md",
-        "docs/metrics.md",
-        "docs/troubleshooting.md",
-        "docs/upgrading.md",
+        "SECURITY.md",
         "envoy/config-reference.md",
     ];
-    pages.extend(others.map(str::to_owned));
-    for file in pages {
+    docs.filter(|name| name.ends_with(".md"))
+        .chain(folders)
+        .chain(others.map(str::to_owned))
+        .collect()
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let text = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = text
+            .chars()
+            .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Links within the repository; other links are not checked.
+#[test]
+fn every_link_of_a_page_leads_somewhere() {
+    for file in pages() {
         let (folder, _) = file.rsplit_once('/').unwrap_or_default();
         let page = read(&file);
         let targets = page
@@ -108,9 +128,20 @@ fn every_link_of_a_page_leads_somewhere() {
             .skip(1)
             .filter_map(|rest| rest.split(')').next());
         for target in targets.filter(|target| !target.contains("://")) {
-            let path = target.split('#').next().unwrap_or_default();
-            let path = workspace().join(folder).join(path);
-            assert!(path.exists(), "{file}: {target} is not there");
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let linked = match path {
+                "" => workspace().join(&file),
+                path => workspace().join(folder).join(path),
+            };
+            assert!(linked.exists(), "{file}: {target} is not there");
+            if !anchor.is_empty() {
+                let page = fs::read_to_string(&linked).expect("a page");
+                let anchors = anchors(&page);
+                assert!(
+                    anchors.iter().any(|known| known == anchor),
+                    "{file}: {target} is no heading"
+                );
+            }
         }
     }
 }
