@@ -60,7 +60,7 @@ const PACED_MS: f64 = 1.0;
 const RATE: f64 = 200.0;
 const RATE_OF_LARGE: f64 = 60.0;
 
-/// All rows that README quotes, and more.
+/// All rows that docs/benchmarks.md quotes, and more.
 pub fn all() -> Vec<Stage> {
     vec![one_thread(), paced(), two_threads()]
 }

@@ -1,4 +1,4 @@
-//! Owns README's tables, in Markdown.
+//! Owns the tables of docs/benchmarks.md, in Markdown.
 
 use super::contenders::name::{BUFFER, DIRECT, NIXL, PARSE, PARSE_TWICE};
 use super::findings::{Finding, Verdict};

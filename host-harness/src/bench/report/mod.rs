@@ -1,4 +1,4 @@
-//! Owns the report of a benchmark: the results for machines, README's tables, and one page of HTML with plots. All of it is
+//! Owns the report of a benchmark: the results for machines, the tables of docs/benchmarks.md, and one page of HTML with plots. All of it is
 //! derived from the results alone.
 
 mod charts;

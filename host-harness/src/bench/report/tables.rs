@@ -128,7 +128,7 @@ const SUCCESS: Column = Column::new("success", "", |of| of.success_rate)
 /// All measured columns.
 pub const FULL: [Column; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
 
-/// Columns shown in README.
+/// Columns shown in docs/benchmarks.md.
 pub const BRIEF: [Column; 5] = [
     CPU,
     P50.without_range(),
