@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use routing::config::{BootstrapSource, Config, Destinations, Discovery, Pool};
 use routing::fleet::Role;
-use routing::handoff::bootstrap::{Binder, QueriedCluster};
+use routing::handoff::binding::{Binder, QueriedCluster};
 use serde_json::json;
 
 use super::bootstrap::Callers;

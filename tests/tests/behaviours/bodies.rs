@@ -108,7 +108,7 @@ fn assert_prefill_leg(client: &str, prefill: &str) {
         "a prefill is not streamed: {prefill}"
     );
     assert!(values_of(prefill, "stream_options").is_empty(), "{prefill}");
-    assert!(values_of(prefill, "min_tokens").is_empty(), "{prefill}");
+    assert_eq!(values_of(prefill, "min_tokens"), ["1"], "{prefill}");
     assert_eq!(values_of(prefill, "max_tokens"), ["1"], "{prefill}");
     let newer_limit = match values_of(client, "max_completion_tokens").is_empty() {
         true => vec![],

@@ -77,7 +77,7 @@ pub const CHATS: &[ClientRequest] = &[
         one: concat!(
             " {\n\"messages\" : [ {\"role\":\"user\",\"content\":\"caf\\u00e9 \\/ \u{e9} two\"} ],\r\n\t\"model\":\"sim\",",
             "\"seed\": 9007199254740993,\"stream\":false,\"max_tokens\" : 1,",
-            "\"max_completion_tokens\":1,\"vendor\":{\"max_tokens\":7,\"stream\":true,\"a\":1.0},\"top_p\":1e0} \n",
+            "\"max_completion_tokens\":1,\"min_tokens\":1,\"vendor\":{\"max_tokens\":7,\"stream\":true,\"a\":1.0},\"top_p\":1e0} \n",
         ),
         lacks: None,
     },

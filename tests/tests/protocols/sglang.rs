@@ -109,7 +109,7 @@ pub async fn generate_is_handed_off_like_the_rest(proxy: Proxy) {
         ),
         (
             r#"{"input_ids":[1,2,3,4],"sampling_params":{"min_new_tokens":2,"max_new_tokens":4},"stream":true}"#,
-            r#"{"input_ids":[1,2,3,4],"sampling_params":{"max_new_tokens":1},"stream":false}"#,
+            r#"{"input_ids":[1,2,3,4],"sampling_params":{"min_new_tokens":1,"max_new_tokens":1},"stream":false}"#,
         ),
     ];
     for (body, one) in cases {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use routing::config::{Config, Destinations, Discovery, Pool};
 use routing::fleet::Role;
 use routing::handoff::LegOrder;
-use routing::handoff::bootstrap::{Binder, QueriedCluster};
+use routing::handoff::binding::{Binder, QueriedCluster};
 
 /// Requirements on one cluster, from all pools that name it.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use hashbrown::HashSet;
 
 use crate::fleet::Role;
-use crate::handoff::bootstrap::{Binder, Learned};
+use crate::handoff::binding::{Binder, Learned};
 use crate::handoff::{LegOrder, Protocol, ProtocolRules};
 use crate::headers;
 

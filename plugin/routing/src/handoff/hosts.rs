@@ -8,22 +8,29 @@ use std::net::IpAddr;
 use crate::json::elements;
 use crate::network::Network;
 
-/// The hosts in a JSON value: a string, or a list of strings. A string may be a host alone, `host:port`, or a URL.
+/// The hosts in a JSON value: a string, or a list of strings. A string may be a host alone, `host:port`, or a URL. Another value
+/// counts as a host of that name, which is no address: an engine may read one in it.
 pub fn named(value: &str) -> Vec<String> {
-    let texts = elements(value).unwrap_or_else(|| vec![value]);
-    let texts = texts.into_iter().filter_map(text);
-    texts.map(|text| host_of(&text).to_owned()).collect()
+    let values = elements(value).unwrap_or_else(|| vec![value]);
+    values.into_iter().filter_map(host).collect()
 }
 
-fn text(value: &str) -> Option<String> {
-    let text: String = serde_json::from_str(value).ok()?;
-    (!text.is_empty()).then_some(text)
+fn host(value: &str) -> Option<String> {
+    match serde_json::from_str::<Option<String>>(value) {
+        Ok(text) => text
+            .filter(|text| !text.is_empty())
+            .map(|text| host_of(&text).to_owned()),
+        Err(_) => Some(value.to_owned()),
+    }
 }
 
 fn host_of(text: &str) -> &str {
     let after = text.split_once("://").map_or(text, |(_, rest)| rest);
     let end = after.find(['/', '?']).unwrap_or(after.len());
     let authority = after.get(..end).unwrap_or_default();
+    let authority = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
     match authority.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         // Several colons without brackets: a bare IPv6 address.
@@ -80,9 +87,11 @@ mod tests {
             (r#""tcp://rdma-7.local:1""#, &["rdma-7.local"]),
             (r#"["10.0.0.1:1", "10.0.0.2:2"]"#, &["10.0.0.1", "10.0.0.2"]),
             ("null", &[]),
-            ("7", &[]),
+            ("7", &["7"]),
             (r#""""#, &[]),
-            ("{}", &[]),
+            ("{}", &["{}"]),
+            (r#""tcp://10.0.0.1:5600@rdma-7.local:1""#, &["rdma-7.local"]),
+            (r#""10.0.0.1@10.9.9.9""#, &["10.9.9.9"]),
         ] {
             assert_eq!(named(value), hosts, "{value}");
         }

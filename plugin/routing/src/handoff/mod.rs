@@ -1,7 +1,7 @@
 //! Owns what each leg of a hand-off is sent: two traits, and one file for each engine that implements them.
 
 pub mod aggregated;
-pub mod bootstrap;
+pub mod binding;
 pub mod direct;
 pub mod hosts;
 pub mod llmd;
@@ -35,7 +35,7 @@ pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
 
 /// Edits that remove an empty hand-off (null or `{}`), for a request that one worker runs; none where the client sent no
 /// such field.
-pub fn handoff_fields_only(request: &Request<'_>) -> Option<Edits> {
+pub fn without_handoff_fields(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
     for name in HANDOFF_FIELDS {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::bootstrap::{
+use super::binding::{
     Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
 };
 use super::nixl::{self, PARAMS};

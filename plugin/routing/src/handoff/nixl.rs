@@ -183,7 +183,7 @@ impl TransferParams {
         }
         // Block ids come as one list, or as a list of groups.
         let blocks = fields.get(BLOCK_IDS).map(|ids| count_numbers(ids.value));
-        // Engines take the last of duplicate members.
+        // Of duplicate members engines take the last: all are checked.
         let hosts = fields.all(HOST).flat_map(|host| hosts::named(host.value));
         Some(Self {
             hosts: hosts.collect(),
@@ -224,7 +224,7 @@ mod tests {
         let body = r#"{"model":"m", "stream" : true,"stream_options":{"include_usage":true},
   "messages":[{"role":"user","content":"hi"}],"seed":9007199254740993,"min_tokens":5,"max_tokens":100 }"#;
         let expected = format!(
-            r#"{{"kv_transfer_params":{ASK},"model":"m", "stream" : false,"messages":[{{"role":"user","content":"hi"}}],"seed":9007199254740993,"max_tokens":1 }}"#
+            r#"{{"kv_transfer_params":{ASK},"model":"m", "stream" : false,"messages":[{{"role":"user","content":"hi"}}],"seed":9007199254740993,"min_tokens":1,"max_tokens":1 }}"#
         );
         assert_eq!(prefill_leg(Generation::Chat, body), expected);
     }

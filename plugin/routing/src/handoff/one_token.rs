@@ -1,7 +1,8 @@
 //! Owns what is common to all legs that only compute the prompt, or only fetch the KV: one token, unstreamed.
 //!
-//! The limit is set under each of its names, since engines differ in which one wins. Engines reject a lower bound above the
-//! limit, and stream options without a stream, so those are removed.
+//! The limit is set under each name that the client uses, since engines differ in which one wins. Engines reject a lower bound
+//! above the limit, so it becomes 1, and not 0: with a lower bound prefill's token is never the end of the answer. Stream
+//! options without a stream are rejected too, and removed.
 
 use crate::json::{Edits, Object, each_edited, edited};
 use crate::request::sequences::SAMPLING;
@@ -23,9 +24,9 @@ pub fn edits(request: &Request<'_>) -> Edits {
     }
     body.all("stream")
         .for_each(|member| edits.replace(member, "false"));
-    for name in ["stream_options", "min_tokens"] {
-        body.all(name).for_each(|member| edits.remove(member));
-    }
+    body.all("stream_options")
+        .for_each(|member| edits.remove(member));
+    bound(body, "min_tokens", &mut edits);
     edits
 }
 
@@ -36,6 +37,15 @@ fn limit(body: &Object<'_>, name: &str, edits: &mut Edits) {
     for name in LIMITS {
         body.all(name).for_each(|member| edits.replace(member, "1"));
     }
+}
+
+/// Lowers a lower bound to 1, where it is more.
+fn bound(body: &Object<'_>, name: &str, edits: &mut Edits) {
+    let is_more =
+        |value: &str| value != "null" && !value.parse().is_ok_and(|least: f64| least <= 1.0);
+    body.all(name)
+        .filter(|member| is_more(member.value))
+        .for_each(|member| edits.replace(member, "1"));
 }
 
 fn limit_sampling(body: &Object<'_>, edits: &mut Edits) {
@@ -65,9 +75,7 @@ fn sampling_object(params: &str) -> Option<String> {
         object
             .all(SAMPLED)
             .for_each(|member| edits.replace(member, "1"));
-        object
-            .all("min_new_tokens")
-            .for_each(|member| edits.remove(member));
+        bound(object, "min_new_tokens", edits);
     })
 }
 
@@ -86,7 +94,7 @@ mod tests {
             (
                 Generation::Chat,
                 r#"{"model":"m", "stream" : true,"stream_options":{"include_usage":true},"messages":[],"seed":9007199254740993,"min_tokens":5,"max_tokens":100 }"#,
-                r#"{"model":"m", "stream" : false,"messages":[],"seed":9007199254740993,"max_tokens":1 }"#,
+                r#"{"model":"m", "stream" : false,"messages":[],"seed":9007199254740993,"min_tokens":1,"max_tokens":1 }"#,
             ),
             (
                 Generation::Chat,
@@ -109,20 +117,42 @@ mod tests {
     }
 
     #[test]
+    fn a_lower_bound_is_at_most_one() {
+        let leg = |least: &str| {
+            let body =
+                format!(r#"{{"model":"m","messages":[],"max_tokens":9,"min_tokens":{least}}}"#);
+            let leg: serde_json::Value =
+                serde_json::from_str(&leg(Generation::Chat, &body)).unwrap();
+            leg["min_tokens"].to_string()
+        };
+        for (least, bounded) in [
+            ("null", "null"),
+            ("0", "0"),
+            ("1", "1"),
+            ("2", "1"),
+            ("2.0", "1"),
+            ("18446744073709551616", "1"),
+            (r#""5""#, "1"),
+        ] {
+            assert_eq!(leg(least), bounded, "{least}");
+        }
+    }
+
+    #[test]
     fn generate_has_its_limit_among_the_sampling_parameters() {
         let sampled =
             |params: &str| format!(r#"{{"text":"t","sampling_params":{params}, "stream":false}}"#);
         for (params, limited) in [
             (
                 r#"{"temperature":0, "max_new_tokens":64,"min_new_tokens":3}"#,
-                r#"{"temperature":0, "max_new_tokens":1}"#,
+                r#"{"temperature":0, "max_new_tokens":1,"min_new_tokens":1}"#,
             ),
             ("{}", r#"{"max_new_tokens":1}"#),
             ("null", r#"{"max_new_tokens":1}"#),
             (r#"{ "n":2}"#, r#"{"max_new_tokens":1, "n":2}"#),
             (
                 r#"[ {"max_new_tokens":9} , {}, {"min_new_tokens":1}]"#,
-                r#"[ {"max_new_tokens":1} , {"max_new_tokens":1}, {"max_new_tokens":1}]"#,
+                r#"[ {"max_new_tokens":1} , {"max_new_tokens":1}, {"max_new_tokens":1,"min_new_tokens":1}]"#,
             ),
         ] {
             let body = sampled(params).replace("false", "true");

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::HeaderValue;
-use super::bootstrap::{Binder, Binding};
+use super::binding::{Binder, Binding};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved::Unserved;

@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::bootstrap::{
+use super::binding::{
     Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
 };
 use super::one_token;
@@ -136,10 +136,11 @@ struct SglangHandoff {
 }
 
 impl SglangHandoff {
-    /// The id by which the worker aborts the prefill leg: as unique as its first room.
+    /// The id by which the worker aborts the prefill leg: as unique as its first room. All are as long, since the engine aborts
+    /// what begins with the id.
     fn rid(&self) -> String {
         let room = self.rooms.first().copied().unwrap_or_default();
-        format!("pd-router-{room}")
+        format!("pd-router-{room:019}")
     }
 }
 
@@ -199,7 +200,7 @@ impl FieldForm {
     /// The form that the engine expects for these sequences.
     fn of(asked: Sequences) -> Self {
         match (asked.prompts, asked.choices) {
-            (Prompts::One, 0 | 1) => Self::One,
+            (Prompts::One, 1) => Self::One,
             _ => Self::Lists,
         }
     }

@@ -10,7 +10,7 @@ use crate::json::{Object, each_edited, edited};
 use crate::request::AnswerForm;
 
 /// Fields of a transfer, which are not for clients.
-const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"];
+pub(super) const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"];
 
 /// Token ids that TensorRT-LLM returns for decode. Other engines return them only on request.
 const PROMPT_IDS: &str = "prompt_token_ids";

@@ -1,13 +1,17 @@
 //! Checks of what holds for each protocol: a row of the table for every name that configuration takes.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::bootstrap::{Binding, Bootstrap, EngineIds};
+use serde_json::Value;
+
+use super::binding::{Binding, Bootstrap, EngineIds};
 use super::rooms::Rooms;
+use super::terminal::TRANSFER_FIELDS;
 use super::{Handoff, HandoffPair, LegOrder, Prefill};
 use crate::config::ProtocolName;
 use crate::fleet::{Role, Target, Worker, WorkerId};
-use crate::request::{Generation, Request};
+use crate::request::{Generation, HANDOFF_FIELDS, Request};
 
 const BODY: &str = r#"{"model":"m","messages":[],"stream":true}"#;
 
@@ -58,7 +62,7 @@ fn row(name: ProtocolName) -> Row {
         ProtocolName::Sglang => Row {
             order: LegOrder::Concurrent,
             prefill: Some(
-                r#"{"max_tokens":1,"rid":"pd-router-0","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":0,"model":"m","messages":[],"stream":false}"#,
+                r#"{"max_tokens":1,"rid":"pd-router-0000000000000000000","bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":0,"model":"m","messages":[],"stream":false}"#,
             ),
             decode: Some(
                 r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":0,"model":"m","messages":[],"stream":true}"#,
@@ -135,6 +139,20 @@ fn decode_leg(handoff: &dyn Handoff, answer: &str) -> Option<String> {
     Some(applied(edits))
 }
 
+/// Fails where a client could set a field that hands over, or would find one in an answer that prefill has ended.
+fn assert_reserved(decode_leg: &str, answer: &str) {
+    let leg: BTreeMap<String, Value> = serde_json::from_str(decode_leg).unwrap();
+    for field in leg.keys().filter(|field| !BODY.contains(field.as_str())) {
+        let quoted = format!("\"{field}\"");
+        assert!(HANDOFF_FIELDS.contains(&field.as_str()), "{field}");
+        let is_from_answer = answer.contains(&quoted);
+        assert!(
+            !is_from_answer || TRANSFER_FIELDS.contains(&field.as_str()),
+            "{field}"
+        );
+    }
+}
+
 #[test]
 fn each_protocol_sends_its_legs_golden_bytes() {
     let (prefill, decode) = (target(1, Role::Prefill), target(2, Role::Decode));
@@ -166,6 +184,7 @@ fn each_protocol_sends_its_legs_golden_bytes() {
         assert_eq!(prefill_leg.as_deref(), expected.prefill, "{name}");
         let decode_leg = handoff.and_then(|one| decode_leg(one.as_ref(), expected.answer));
         assert_eq!(decode_leg.as_deref(), expected.decode, "{name}");
+        assert_reserved(decode_leg.as_deref().unwrap_or("{}"), expected.answer);
         let headers = engine.pair_headers(&prefill, &decode);
         let headers: Vec<_> = headers.iter().map(|(k, v)| format!("{k}: {v}")).collect();
         assert_eq!(headers, expected.headers, "{name}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Router;
 use crate::config::{BootstrapSource, Pool};
 use crate::fleet::{Incarnation, Role, Target, Worker, WorkerId};
-use crate::handoff::bootstrap::{Binder, Binding, Bootstrap, EngineIds, Learned, QueriedCluster};
+use crate::handoff::binding::{Binder, Binding, Bootstrap, EngineIds, Learned, QueriedCluster};
 use crate::handoff::{Handoff, Prefill};
 
 /// Query interval for a prefill worker without a binding: until bound, the worker serves no request.

@@ -68,7 +68,7 @@ use crate::admission::{QueueKey, Waiting};
 use crate::config::{Discovery, OnPrefillAbsent, Pool};
 use crate::discovery::static_workers;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
-use crate::handoff::bootstrap::Binding;
+use crate::handoff::binding::Binding;
 use crate::handoff::rooms::Rooms;
 use crate::handoff::{HandoffPair, Prefill};
 use crate::load::{Ledger, Load};

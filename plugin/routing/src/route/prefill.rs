@@ -19,7 +19,7 @@ use crate::config::OnPrefillFailure;
 use crate::fleet::{Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
 use crate::handoff::{
-    Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Staged, handoff_fields_only,
+    Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Staged, without_handoff_fields,
 };
 use crate::json::Edits;
 use crate::load::PrefillCharge;
@@ -128,7 +128,7 @@ impl Router {
             others: pair.others,
             order: self.pool.rules().order,
             handoff,
-            whole: handoff_fields_only(request),
+            whole: without_handoff_fields(request),
         };
         Plan::Prefill(phase, assignment)
     }
