@@ -6,13 +6,13 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-/// A range of IP addresses, as `10.0.0.0/8` or `fd00::/8`. An address alone stands for itself.
+/// A range of IP addresses, as `10.0.0.0/8` or `fd00::/8`. An address without a prefix length is a range of one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "String")]
 pub struct Network {
     address: IpAddr,
-    /// Leading bits that count.
+    /// Number of leading bits that count.
     bits: u8,
 }
 

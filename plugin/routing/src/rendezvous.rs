@@ -129,15 +129,15 @@ impl Mode {
     }
 }
 
-/// What happens to a request while there is no prefill worker.
+/// Handling of a request while there is no prefill worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum OnPrefillAbsent {
-    /// A worker that can runs it whole; where none can, it fails.
+    /// A worker that can runs the request aggregated; where no worker can, the request fails.
     #[default]
     Aggregate,
-    /// It fails with 503.
+    /// The request fails with 503.
     Fail,
 }
 

@@ -1,57 +1,57 @@
-//! Owns the configuration of what is let in, and of what is not disaggregated.
+//! Owns the configuration of admission, and of the requests that are not disaggregated.
 
 use serde::Deserialize;
 
-/// Back-pressure: how busy is too busy, and who may wait. Off unless thresholds are set.
+/// Back-pressure: the busy thresholds of workers, and the queue. Off unless a threshold is set.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// When a prefill worker is too busy.
+    /// Busy thresholds of prefill workers.
     pub prefill: PrefillBusy,
-    /// When a decode worker is too busy.
+    /// Busy thresholds of decode workers.
     pub decode: DecodeBusy,
-    /// Requests may wait here while all are too busy; absent: they are refused with 429.
+    /// Queue of the requests that wait while all workers are too busy; absent: these requests are refused with 429.
     pub queue: Option<Queue>,
 }
 
-/// When a prefill worker rank is too busy.
+/// Thresholds above which a rank of a prefill worker is too busy.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefillBusy {
-    /// Too busy with more prompt tokens booked on it than this; absent: never.
+    /// Number of booked prompt tokens above which a rank is too busy; absent: no such threshold.
     pub tokens: Option<u64>,
-    /// Too busy with more prompt tokens booked on it than this many times its `batched_tokens`; never where those are
-    /// not known.
+    /// A rank is too busy with more booked prompt tokens than this many times its `batched_tokens`. Absent, or where
+    /// `batched_tokens` is not known: no such threshold.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub fraction: Option<f64>,
 }
 
-/// When a decode worker rank is too busy.
+/// Thresholds above which a rank of a decode worker is too busy.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DecodeBusy {
-    /// Too busy with more KV blocks in use by answers under way than this; absent: never.
+    /// Number of KV blocks in use by answers under way above which a rank is too busy; absent: no such threshold.
     pub blocks: Option<u64>,
-    /// Too busy with more KV blocks in use by answers under way than this share of its `kv_blocks`; never where those
-    /// are not known.
+    /// A rank is too busy when answers under way use more than this share of its `kv_blocks`, from 0 to 1. Absent, or where
+    /// `kv_blocks` is not known: no such threshold.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
     pub fraction: Option<f64>,
 }
 
-/// The requests that wait, on each worker thread.
+/// Queue of waiting requests, one on each worker thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Queue {
-    /// Requests that may wait at once, on each worker thread; beyond it a request gets 429.
+    /// Requests that may wait at once, on each worker thread; a further request gets 429.
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "requests")))]
     pub max_requests: u32,
-    /// Whose turn it is.
+    /// Order in which the waiting requests are served.
     pub policy: QueuePolicy,
-    /// Milliseconds that a request may wait; then it gets 429.
+    /// Milliseconds that a request may wait; then the request gets 429.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub deadline_ms: u64,
 }
@@ -66,7 +66,7 @@ impl Default for Queue {
     }
 }
 
-/// Whose turn it is.
+/// Order in which the waiting requests are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
@@ -80,37 +80,38 @@ pub enum QueuePolicy {
     Wspt,
 }
 
-/// Prompts that stay on a decode worker, which runs them whole: a hand-off would cost more than it saves.
+/// Conditional disaggregation: prompts that stay on a decode worker, which runs the request aggregated because a hand-off would
+/// cost more than it saves.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Conditional {
-    /// What decides.
+    /// Rule by which a prompt stays.
     pub policy: ConditionalPolicy,
-    /// `isl_bounding`: a prompt stays if fewer tokens than this are left to compute, and they are a smaller share of it
-    /// than `uncached_share`.
+    /// `isl_bounding`: a prompt stays if fewer tokens than this are left to compute, and these are a smaller share of the
+    /// prompt than `uncached_share`.
     pub uncached_tokens: u64,
-    /// `isl_bounding`: the share of a prompt that must not be reached by what is left to compute of it. So a prompt of
-    /// which nothing is cached never stays by this rule.
+    /// `isl_bounding`: share of a prompt, from 0 to 1, that the tokens left to compute must not reach. A prompt of which
+    /// nothing is cached therefore never stays by this rule.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
     pub uncached_share: f64,
-    /// Prompts with fewer tokens left to compute than this stay whatever their share; 0: none. Dynamo has no such rule.
+    /// A prompt with fewer tokens than this left to compute stays, whatever their share; 0: never. Dynamo has no such rule.
     pub short_tokens: u64,
-    /// `prefill_load`: prefill is busy, and a prompt stays, when the prefill worker that would be picked has more
-    /// prompt tokens booked than this.
+    /// `prefill_load`: prefill is busy, and a prompt stays, when the prefill worker that would be picked has more prompt tokens
+    /// booked than this; absent: no such threshold.
     pub prefill_busy_tokens: Option<u64>,
-    /// `prefill_load`: prefill is busy as well when that worker has more prompt tokens booked than this many times its
-    /// `batched_tokens`.
+    /// `prefill_load`: prefill is busy as well when the prefill worker that would be picked has more prompt tokens booked than
+    /// this many times its `batched_tokens`; absent: no such threshold.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub prefill_busy_fraction: Option<f64>,
-    /// A decode worker that would then use more than this share of its `kv_blocks` keeps no prompt; nor does one whose
-    /// `kv_blocks` are not known.
+    /// Share of a decode worker's `kv_blocks`, from 0 to 1. A decode worker that would use a larger share with the prompt keeps
+    /// no prompt, nor does a decode worker whose `kv_blocks` is not known; absent: no such limit.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
     pub decode_busy_fraction: Option<f64>,
 }
 
 impl Default for Conditional {
-    /// Dynamo's.
+    /// The defaults are Dynamo's.
     fn default() -> Self {
         Self {
             policy: ConditionalPolicy::IslBounding,
@@ -124,16 +125,16 @@ impl Default for Conditional {
     }
 }
 
-/// What decides whether a prompt stays on a decode worker.
+/// Rule by which a prompt stays on a decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum ConditionalPolicy {
-    /// How much of the prompt is left to compute there.
+    /// By the part of the prompt that is left to compute on the decode worker.
     #[default]
     IslBounding,
-    /// How busy prefill is.
+    /// By the load of prefill.
     PrefillLoad,
-    /// Either.
+    /// By either of the two rules.
     IslOrLoad,
 }

@@ -1,4 +1,4 @@
-//! Owns what makes a well-formed configuration wrong.
+//! Owns the checks that a well-formed configuration must pass.
 
 use hashbrown::HashSet;
 
@@ -12,11 +12,11 @@ use super::{
     OnStalePin, Pool,
 };
 
-/// Each has a router, and with it memory, on every thread.
+/// Maximum number of pools: each pool has a router, and with it memory, on every thread.
 pub(super) const MAX_POOLS: usize = 64;
 
 impl Config {
-    /// Looks for what cannot be meant.
+    /// Checks the values of a well-formed configuration.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(1..=MAX_POOLS).contains(&self.pools.len()) {
             return Err(value("pools", "must list from 1 to 64 pools"));
@@ -266,17 +266,17 @@ impl Pool {
         }
     }
 
-    /// The engines' protocol.
+    /// Protocol of the pool's engines.
     pub fn engine(&self) -> &'static dyn Protocol {
         self.protocol.engine()
     }
 
-    /// The rules of that protocol.
+    /// Rules of the pool's protocol.
     pub fn rules(&self) -> &'static ProtocolRules {
         self.protocol.rules()
     }
 
-    /// What happens while there is no prefill worker, the shorthand taken into account.
+    /// Handling of requests while there is no prefill worker, with the shorthand `enforce_disagg` applied.
     pub fn prefill_absent(&self) -> OnPrefillAbsent {
         match self.enforce_disagg {
             true => OnPrefillAbsent::Fail,
@@ -284,7 +284,7 @@ impl Pool {
         }
     }
 
-    /// What happens where a worker is named that is not there, the default taken into account.
+    /// Handling of requests that name an absent worker, with the default applied.
     pub fn stale_pin(&self) -> OnStalePin {
         let default = match self.prefill_absent() {
             OnPrefillAbsent::Aggregate => OnStalePin::Ignore,
@@ -309,7 +309,7 @@ impl Pool {
     }
 }
 
-/// Blocks remembered at most, at 32 bytes each: half of the 1 GiB that a VM may hold.
+/// Maximum number of remembered blocks, at 32 bytes each: half of the 1 GiB that a VM may hold.
 pub(super) const MAX_REMEMBERED: usize = 16 * 1024 * 1024;
 
 fn not_negative(number: Option<f64>, path: &str) -> Result<(), ConfigError> {

@@ -1,4 +1,4 @@
-//! Owns whom a pool's clusters can reach: their members, or any address within named networks.
+//! Owns the destinations that a pool's clusters can reach: their members, or any address within named networks.
 
 use std::net::SocketAddr;
 
@@ -8,32 +8,32 @@ use super::check::value;
 use super::{ConfigError, ProtocolName};
 use crate::network::Network;
 
-/// Whom the pool's clusters can reach.
+/// Destinations that the pool's clusters can reach.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Destinations {
-    /// Their members, which the proxy knows by itself.
+    /// Members of the clusters, which the proxy knows by itself.
     #[default]
     Members,
-    /// Any address within these networks: they are ORIGINAL_DST clusters. The networks are what keeps a source from sending
-    /// requests anywhere. Refused with `direct`, whose frontends are members of the cluster.
+    /// Any address within these networks, through ORIGINAL_DST clusters. The networks keep a source from sending requests to
+    /// arbitrary addresses. Refused with `direct`, whose frontends are members of the cluster.
     OriginalDst(OriginalDst),
 }
 
-/// What an ORIGINAL_DST cluster may be told to connect to.
+/// Addresses that an ORIGINAL_DST cluster may connect to.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct OriginalDst {
-    /// A worker must lie within one of these. One that does not is left out by name and told of in the log; in
-    /// `discovery.static` it is a wrong configuration, and one that registers gets 400.
+    /// Networks in one of which a worker's address must lie. A worker outside of them is left out, and the log names the
+    /// worker. In `discovery.static` such a worker makes the configuration wrong; a registration of such a worker gets 400.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub networks: Vec<Network>,
 }
 
 impl Destinations {
-    /// Whether a worker at this address may be sent anything.
+    /// Whether requests and polls may be sent to a worker at this address.
     pub fn allow(&self, address: SocketAddr) -> bool {
         match self {
             Self::Members => true,

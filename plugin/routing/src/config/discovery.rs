@@ -1,4 +1,4 @@
-//! Owns the configuration of where workers are known from, and what makes it wrong.
+//! Owns the configuration of the sources of workers, and its checks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::fleet::topology::Topology;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Discovery {
-    /// The workers are listed here.
+    /// The workers are listed in the configuration.
     Static(StaticDiscovery),
     /// A Dynamo frontend's `GET /health` is polled.
     Dynamo(DynamoDiscovery),
@@ -32,7 +32,7 @@ pub enum Discovery {
     Registration(RegistrationDiscovery),
 }
 
-/// Workers written down in the configuration.
+/// Workers listed in the configuration.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -42,17 +42,17 @@ pub struct StaticDiscovery {
     pub workers: Vec<ListedWorker>,
 }
 
-/// Where a list of workers is polled from.
+/// Polls of a JSON list of workers.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DocumentDiscovery {
     /// The proxy's cluster that serves the document.
     pub cluster: String,
-    /// The addresses in that cluster, `ip:port`, that are asked, one after the other while the first ones fail.
+    /// Addresses in that cluster, `ip:port`. One address is polled at a time, and the next one after a poll has failed.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub addresses: Vec<SocketAddr>,
-    /// The document's path.
+    /// Path of the document.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = "^/")))]
     #[serde(default = "default_document_path")]
     pub path: String,
@@ -60,16 +60,16 @@ pub struct DocumentDiscovery {
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
-    /// Milliseconds after which a poll has failed.
+    /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_poll_timeout")]
     pub timeout_ms: u64,
-    /// Milliseconds for which a fleet is kept while no good answer comes, at least `interval_ms`; `null`: for ever.
+    /// Milliseconds for which a fleet is kept while no poll gets a good answer, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
     pub keep_stale_ms: Option<u64>,
 }
 
-/// Where and how a Dynamo frontend is asked for its instances.
+/// Polls of a Dynamo frontend for its instances.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -84,16 +84,16 @@ pub struct DynamoDiscovery {
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
-    /// Milliseconds after which a poll has failed.
+    /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_poll_timeout")]
     pub timeout_ms: u64,
-    /// Milliseconds for which a fleet is kept while no good answer comes, at least `interval_ms`; `null`: for ever.
+    /// Milliseconds for which a fleet is kept while no poll gets a good answer, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
     pub keep_stale_ms: Option<u64>,
 }
 
-/// Where Envoy is asked for the hosts of its clusters, and what they are.
+/// Polls of Envoy for the hosts of its clusters, and the attributes of these hosts.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -102,71 +102,73 @@ pub struct EnvoyClusters {
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     #[serde(default = "default_admin_cluster")]
     pub cluster: String,
-    /// Path and query; `&filter=REGEX` narrows the answer down to some clusters.
+    /// Path and query of the poll; `&filter=REGEX` narrows the answer down to some clusters.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = "^/")))]
     #[serde(default = "default_clusters_path")]
     pub path: String,
-    /// Cluster → what its hosts are. Hosts of other clusters are ignored.
+    /// Cluster → attributes of its hosts. Hosts of other clusters are ignored.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub members: BTreeMap<String, MemberAttributes>,
     /// Milliseconds between polls.
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     #[serde(default = "default_interval")]
     pub interval_ms: u64,
-    /// Milliseconds after which a poll has failed.
+    /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_poll_timeout")]
     pub timeout_ms: u64,
-    /// Milliseconds for which a fleet is kept while no good answer comes, at least `interval_ms`; `null`: for ever.
+    /// Milliseconds for which a fleet is kept while no poll gets a good answer, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
     pub keep_stale_ms: Option<u64>,
 }
 
-/// What all hosts of one of Envoy's clusters are: what Envoy does not tell of them.
+/// Attributes of all hosts of one of Envoy's clusters: those that Envoy does not report.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct MemberAttributes {
-    /// What they do.
+    /// Role of the hosts.
     pub role: Role,
-    /// The model they serve; absent: any.
+    /// Model that the hosts serve; absent: any.
     pub model: Option<String>,
-    /// Workers of one namespace may exchange KV.
+    /// Namespace of the hosts. Workers of one namespace may exchange KV.
     #[serde(default)]
     pub namespace: String,
-    /// The set they belong to: two sets of one role are ambiguous, and not served until one is gone.
+    /// Set of the hosts. Two sets of one role are ambiguous, and are not served until one is gone.
     #[serde(default)]
     pub set: String,
-    /// Data-parallel ranks of each, numbered from 0.
+    /// Data-parallel ranks of each host, numbered from 0.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = super::listed::MAX_DP_SIZE), extend("x-unit" = "ranks")))]
     #[serde(default = "one")]
     pub dp_size: u32,
-    /// `sglang` and `mooncake`: the port of their bootstrap servers; absent: the pool's.
+    /// `sglang` and `mooncake`: port of the hosts' bootstrap servers; absent: the pool's.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bootstrap_port: Option<u16>,
-    /// KV blocks that fit on one rank of each; absent: the pool's `kv_blocks`.
+    /// KV blocks that fit on one rank of each host; absent: the pool's `kv_blocks`.
     pub kv_blocks: Option<u32>,
-    /// Tokens that one step of each computes at most (vLLM's `max_num_batched_tokens`); absent: not known.
+    /// Maximum tokens that one step of each host computes (vLLM's `max_num_batched_tokens`); absent: not known.
     pub batched_tokens: Option<u64>,
-    /// Tokens of a prompt and its answer together at most, on each (vLLM's `max_model_len`, SGLang's context length); absent: the pool's.
+    /// Maximum tokens of a prompt and its answer together, on each host (vLLM's `max_model_len`, SGLang's context length);
+    /// absent: the pool's `max_model_len`.
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "tokens")))]
     pub max_model_len: Option<u64>,
-    /// LoRA adapters that all of them have loaded, by the names that requests ask for them with.
+    /// LoRA adapters that all hosts have loaded, by the names that requests use for them.
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// Their place, and how far their KV may travel.
+    /// Places of the hosts, and how far their KV may travel.
     pub topology: Option<Topology>,
 }
 
-/// How workers register themselves.
+/// Rules for workers that register themselves.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RegistrationDiscovery {
-    /// Whoever has it may register and take out workers: `authorization: Bearer TOKEN`. Visible ASCII characters. It is
-    /// never written into a log or the status.
+    /// Secret of the callers that may register and remove workers, sent as `authorization: Bearer TOKEN`. Visible ASCII
+    /// characters. The secret is never written into a log or the status.
     pub token: Token,
-    /// Milliseconds after which a worker that has not registered again is gone; register three times in that time.
+    /// Milliseconds after which a worker that has not registered again is gone. A worker should register three times in that
+    /// time.
     #[cfg_attr(feature = "schema", schemars(range(min = 1_000)))]
     #[serde(default = "default_lease")]
     pub lease_ms: u64,
@@ -176,7 +178,7 @@ pub struct RegistrationDiscovery {
     pub max_workers: usize,
 }
 
-/// A secret. It is never written out.
+/// A secret. Its value is never written out.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "schema",
@@ -185,7 +187,7 @@ pub struct RegistrationDiscovery {
 )]
 pub struct Token(String);
 
-/// Says nothing of what stands there where that is no text: a number may be the secret too.
+/// The error for a value that is not text does not show the value: a number may be the secret too.
 impl<'de> Deserialize<'de> for Token {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let read = serde_json::Value::deserialize(from);
@@ -197,7 +199,7 @@ impl<'de> Deserialize<'de> for Token {
 }
 
 impl Token {
-    /// What it is, to be compared.
+    /// The secret, for a comparison.
     pub fn secret(&self) -> &[u8] {
         self.0.as_bytes()
     }
@@ -213,7 +215,7 @@ fn default_document_path() -> String {
     "/workers".to_owned()
 }
 
-/// The names Dynamo's own workers register under.
+/// Component names under which Dynamo's own workers register.
 fn default_roles() -> BTreeMap<String, Role> {
     BTreeMap::from([
         ("prefill".to_owned(), Role::Prefill),
@@ -237,7 +239,7 @@ fn default_poll_timeout() -> u64 {
     1_000
 }
 
-/// Ten minutes: longer than a control plane needs to come back, shorter than addresses take to belong to somebody else.
+/// Ten minutes: longer than a control plane needs to come back, shorter than an address takes to pass to another owner.
 #[allow(
     clippy::unnecessary_wraps,
     reason = "none stands for ever, and can be configured"
@@ -267,8 +269,8 @@ impl Discovery {
         }
     }
 
-    /// Milliseconds for which a fleet is kept while its source gives no good answer; none: for ever, also where nothing is
-    /// polled.
+    /// Milliseconds for which a fleet is kept while its source gives no good answer; none: for ever, as for all sources that
+    /// are not polled.
     pub fn keep_stale_ms(&self) -> Option<u64> {
         match self {
             Self::Dynamo(poll) => poll.keep_stale_ms,
@@ -412,7 +414,7 @@ fn check_path(path: &str, at: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// Checks what all polled sources have: interval and timeout, and for how long a fleet is kept.
+/// Checks the fields that all polled sources have: the interval, the timeout, and the time for which a fleet is kept.
 fn check_polling(
     (interval_ms, timeout_ms): (u64, u64),
     keep_stale_ms: Option<u64>,

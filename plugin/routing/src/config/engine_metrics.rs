@@ -1,35 +1,36 @@
-//! Owns the configuration of what the workers' own `/metrics` are asked.
+//! Owns the configuration of the polls of the workers' own `/metrics`.
 
 use serde::Deserialize;
 
 use super::check::value;
 use super::{ConfigError, ProtocolName};
 
-/// How the workers' own `/metrics` are polled.
+/// Polls of the workers' own `/metrics`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineMetrics {
-    /// The path at which an engine tells its figures.
+    /// Path at which an engine reports its figures.
     #[cfg_attr(feature = "schema", schemars(regex(pattern = "^/")))]
     pub path: String,
     /// Milliseconds between two polls of one worker.
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
     pub interval_ms: u64,
-    /// Milliseconds after which a poll has failed.
+    /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_ms: u64,
-    /// Milliseconds after which a worker's figures are not known any more: then the greater of the last ones and the median of
-    /// its peers count; at least `interval_ms`. Where there are so many workers that each has its turn seldom, they last for two turns.
+    /// Milliseconds after which a worker's figures are stale, at least `interval_ms`; then the greater of the last figures and
+    /// the median of the worker's peers counts. With many workers, each of which is polled seldom, figures last for two rounds
+    /// of polls.
     pub stale_after_ms: u64,
-    /// Polls a second, of all the pool's workers together. With more workers than `interval_ms` allows each is polled
-    /// less often (1,000 workers every four seconds).
+    /// Maximum polls a second, for all the pool's workers together. With more workers than `interval_ms` allows, each worker is
+    /// polled less often (1,000 workers: every four seconds).
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "polls")))]
     pub most_per_second: u32,
 }
 
 impl Default for EngineMetrics {
-    /// Once a second, as often as Prometheus would at most; believed for as long as four polls may fail.
+    /// One poll a second, the highest usual frequency of Prometheus. The figures last until four polls have failed.
     fn default() -> Self {
         Self {
             path: "/metrics".to_owned(),

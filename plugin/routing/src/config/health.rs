@@ -1,33 +1,34 @@
-//! Owns the configuration of ejection: when a worker that keeps failing is left alone, and for how long.
+//! Owns the configuration of ejection: the failures that lead to it, and its length.
 
 use serde::Deserialize;
 
 use super::ConfigError;
 use super::check::value;
 
-/// When a worker that keeps failing is left alone, and for how long.
+/// Ejection of workers that keep failing: the failures that lead to it, and its length.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Health {
-    /// Failures in a row after which a worker is ejected, if others of its role work; 0: never.
+    /// Failures in a row after which a worker is ejected, if other workers of its role work; 0: never.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "failures")))]
     pub eject_after: u32,
-    /// Milliseconds that a worker is ejected for the first time; twice as long each time after.
+    /// Milliseconds of a worker's first ejection. Each further ejection lasts twice as long as the one before.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub eject_ms: u64,
-    /// Milliseconds that a worker is ejected at most; at least `eject_ms`. One that has worked for so long since its last
-    /// ejection starts anew.
+    /// Maximum milliseconds of an ejection, at least `eject_ms`. After this much time of work since its last ejection, a worker
+    /// begins with `eject_ms` again.
     pub most_eject_ms: u64,
-    /// Milliseconds that a worker may take at least over a prefill, or until its first token, as long as it has neither answered anything
-    /// nor passed a deadline: engines compile at their first requests, for 30 to 150 s. Each thread of the proxy has seen answers of
-    /// its own. 0: the same as later.
+    /// Minimum milliseconds granted to a worker for a prefill, or until its first token, while the worker has neither answered
+    /// nor passed a deadline; 0: the same time as later. Engines compile at their first requests, for 30 to 150 s. Each thread
+    /// of the proxy counts only answers of its own.
     pub cold_timeout_ms: u32,
 }
 
 impl Default for Health {
-    /// Three failures are no accident. Five seconds, as with a refused connection, to five minutes: an engine that loads its
-    /// weights anew is back by then. Three minutes for a first answer: vLLM was seen to compile for two and a half.
+    /// Three failures are no accident. Ejections last from five seconds, as after a refused connection, to five minutes: an
+    /// engine that loads its weights anew is back by then. Three minutes for a first answer: vLLM has been seen to compile for
+    /// two and a half.
     fn default() -> Self {
         Self {
             eject_after: 3,

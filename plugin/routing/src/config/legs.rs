@@ -1,4 +1,4 @@
-//! Owns the limits of a request's legs: how long each may take, and how often it is tried.
+//! Owns the limits of a request's legs: the time and the number of tries of each leg.
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use serde::Deserialize;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefillLeg {
-    /// Milliseconds that a call may take at most, from the call to its complete answer.
+    /// Maximum milliseconds of a prefill call, up to its complete answer.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_ms: u32,
     /// Milliseconds that a call may take with an empty prompt on an idle worker.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub base_timeout_ms: u32,
-    /// Milliseconds in addition to `base_timeout_ms` for each 1,000 tokens that the worker must compute until it is done, those booked on it
-    /// before included.
+    /// Milliseconds in addition to `base_timeout_ms` for each 1,000 tokens that the worker must compute until the call is done,
+    /// including the tokens booked on the worker before.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "milliseconds")))]
     pub timeout_ms_per_1k_tokens: u32,
     /// Prefill workers tried in all before the request is refused.
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "workers")))]
     pub attempts: u32,
-    /// Milliseconds without an answer after which a second prefill worker is called beside the first; absent: never.
-    /// The first good answer counts, what the other has computed is fetched and dropped (`nixl`, `mooncake`, `trtllm`).
+    /// Milliseconds without an answer after which a second prefill worker is called beside the first; absent: never. The first
+    /// good answer counts; the KV that the other worker has computed is fetched and dropped (`nixl`, `mooncake`, `trtllm`).
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub hedge_after_ms: Option<u32>,
-    /// Back-pressure: prompt tokens that may be booked on the eligible prefill workers together, beyond which a request
-    /// gets 429; absent: no bound. A request that finds nothing queued is always let in.
+    /// Back-pressure: maximum prompt tokens booked on the eligible prefill workers together. A request beyond that gets 429;
+    /// absent: no limit. A request is always admitted while nothing is queued.
     pub max_queued_tokens: Option<u64>,
 }
 
 impl Default for PrefillLeg {
-    /// Two minutes at most: a 128k-token prompt on a slow worker. A worker slower than 1,000 tokens a second, or one that does
-    /// nothing for a quarter of a minute, is taken for one that hangs. Three workers.
+    /// Two minutes at most: a 128k-token prompt on a slow worker. A worker that computes fewer than 1,000 tokens a second, or
+    /// nothing for a quarter of a minute, counts as hung. Three workers are tried.
     fn default() -> Self {
         Self {
             timeout_ms: 120_000,
@@ -47,7 +47,7 @@ impl Default for PrefillLeg {
 }
 
 impl PrefillLeg {
-    /// How long a call may take on a worker that has so many tokens to compute until it is done.
+    /// Time that a call may take on a worker with this number of tokens to compute until the call is done.
     pub fn deadline(&self, tokens: u64) -> Duration {
         let per_1k = u64::from(self.timeout_ms_per_1k_tokens);
         let grown = tokens.saturating_mul(per_1k) / 1_000;
@@ -64,28 +64,30 @@ pub struct DecodeLeg {
     /// Decode workers (with `direct`: frontends) tried in all when connections are refused.
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "workers")))]
     pub attempts: u32,
-    /// Whether decode workers can run whole requests, prefill included.
+    /// Whether decode workers can run requests aggregated, prefill included.
     pub runs_whole_requests: bool,
-    /// Milliseconds from the decode leg's dispatch to its first token, whatever else comes before it; 0: no limit.
-    /// Where the worker reads the prompt too, as much again as a prefill call may take.
+    /// Milliseconds from the decode leg's dispatch to the first token, whatever comes before that token; 0: no limit. A worker
+    /// that reads the prompt too has the time of a prefill call in addition.
     pub first_token_timeout_ms: u32,
-    /// Milliseconds between two pieces of a streamed answer, after the first; 0: no limit. A client that reads slowly
-    /// silences its worker too; where other streams of the worker move meanwhile, it is not held against it.
+    /// Maximum milliseconds between two pieces of a streamed answer, after the first piece; 0: no limit. A client that reads
+    /// slowly silences its worker too: where other streams of the worker move meanwhile, the silence does not count against the
+    /// worker.
     pub silence_timeout_ms: u32,
-    /// Milliseconds for each token that the client allows, for an answer in one piece, in addition to those for the
-    /// first; 0, and where the client names no limit: no limit.
+    /// Milliseconds for each token that the client allows for an unstreamed answer, in addition to the time for the first
+    /// token. 0, or a client that names no limit: no limit.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "milliseconds")))]
     pub timeout_ms_per_token: u32,
-    /// How often a decode leg that failed before its client read anything is replaced by a new pair. One that reached
-    /// nobody, or whose worker has left, is replaced `decode.attempts` - 1 times beside. 0: never.
+    /// Number of replacements by a new pair for a decode leg that fails before its client has read anything. A leg that reached
+    /// no worker, or whose worker has left, has a further `decode.attempts` - 1 replacements. 0: no replacement at all.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "times")))]
     pub recoveries: u32,
-    /// Bytes of request bodies kept for recoveries, per worker thread; a request beyond it is not replaced.
+    /// Maximum bytes of request bodies kept for recoveries, per worker thread. A request beyond that is not replaced.
     pub recovery_bytes: usize,
 }
 
 impl Default for DecodeLeg {
-    /// A minute for the queue before the first token; two of silence, since a client that reads slowly silences its worker too.
+    /// One minute for the queue before the first token. Two minutes of silence, since a client that reads slowly silences its
+    /// worker too.
     fn default() -> Self {
         Self {
             attempts: 3,
@@ -100,7 +102,7 @@ impl Default for DecodeLeg {
 }
 
 impl DecodeLeg {
-    /// How long an answer in one piece may take for at most so many tokens; none: as long as it likes.
+    /// Time that an unstreamed answer of at most this number of tokens may take; none: no limit.
     pub fn whole_deadline(&self, tokens: Option<u64>) -> Option<Duration> {
         let first = self.first_token_deadline()?;
         let per_token = Some(u64::from(self.timeout_ms_per_token)).filter(|ms| *ms > 0)?;
@@ -108,12 +110,12 @@ impl DecodeLeg {
         Some(first.saturating_add(Duration::from_millis(others)))
     }
 
-    /// How long the first token may take; none: as long as it likes.
+    /// Time that the first token may take; none: no limit.
     pub fn first_token_deadline(&self) -> Option<Duration> {
         limit(self.first_token_timeout_ms)
     }
 
-    /// How long a stream may be silent; none: as long as it likes.
+    /// Time that a stream may be silent; none: no limit.
     pub fn silence(&self) -> Option<Duration> {
         limit(self.silence_timeout_ms)
     }

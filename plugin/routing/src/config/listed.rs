@@ -1,4 +1,4 @@
-//! Owns a worker as it is written down: in the configuration, in a document that is polled, by one that registers itself.
+//! Owns the description of one worker in the configuration, in a polled document, and in a registration.
 
 use std::net::SocketAddr;
 
@@ -12,66 +12,67 @@ use crate::fleet::Role;
 use crate::fleet::topology::Topology;
 use crate::handoff::LegOrder;
 
-/// One worker of a list. `docs/workers.schema.json` says the same of it.
+/// One worker of a list. `docs/workers.schema.json` describes the same fields.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ListedWorker {
-    /// `ip:port` as the proxy's cluster has it, not a host name. Required except with `direct`.
+    /// Address, `ip:port`, as the proxy's cluster has it, not a host name. Required except with `direct`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<SocketAddr>,
-    /// What it does.
+    /// Role of the worker.
     pub role: Role,
-    /// The model it serves; absent: any.
+    /// Model that the worker serves; absent: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// How it is called in headers and logs, in 1 to 256 bytes without control characters; absent: its address, else
+    /// Name of the worker in headers and logs, 1 to 256 bytes without control characters; absent: the worker's address, else
     /// its id.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 256)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its instance id, unsigned of 64 bits; absent: derived from the address. Required with `direct`.
+    /// Instance id of the worker, an unsigned number of 64 bits; absent: derived from the address. Required with `direct`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u64>,
-    /// Workers of one namespace may exchange KV.
+    /// Namespace of the worker. Workers of one namespace may exchange KV.
     #[cfg_attr(feature = "schema", schemars(extend("default" = "")))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Data-parallel ranks, numbered from 0.
+    /// Data-parallel ranks of the worker, numbered from 0.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MAX_DP_SIZE), extend("x-unit" = "ranks")))]
     #[serde(default = "one")]
     pub dp_size: u32,
-    /// The set it belongs to: two sets of one role are ambiguous, and not served until one is gone.
+    /// Set of the worker. Two sets of one role are ambiguous, and are not served until one is gone.
     #[cfg_attr(feature = "schema", schemars(extend("default" = "")))]
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub set: String,
-    /// `sglang` and `mooncake`: the port of its bootstrap server; absent: the pool's.
+    /// `sglang` and `mooncake`: port of the worker's bootstrap server; absent: the pool's.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootstrap_port: Option<u16>,
-    /// Its place, and how far its KV may travel.
+    /// Places of the worker, and how far its KV may travel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
-    /// KV blocks that fit on one of its ranks (vLLM logs them at start, as does SGLang in tokens); absent: the pool's
-    /// `kv_blocks`.
+    /// KV blocks that fit on one rank of the worker (vLLM logs the number at start, SGLang the same in tokens); absent: the
+    /// pool's `kv_blocks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_blocks: Option<u32>,
-    /// Tokens that one step of it computes at most (vLLM's `max_num_batched_tokens`); absent: not known.
+    /// Maximum tokens that one step of the worker computes (vLLM's `max_num_batched_tokens`); absent: not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batched_tokens: Option<u64>,
-    /// Tokens of a prompt and its answer together at most (vLLM's `max_model_len`, SGLang's context length); absent: the pool's.
+    /// Maximum tokens of a prompt and its answer together (vLLM's `max_model_len`, SGLang's context length); absent: the pool's
+    /// `max_model_len`.
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "tokens")))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
-    /// LoRA adapters it has loaded, by the names that requests ask for them with: a request for one of them is served
-    /// by the workers of this model, preferably by those that have it.
+    /// LoRA adapters that the worker has loaded, by the names that requests use for them. A request for an adapter is served by
+    /// the workers of this model, preferably by those that have loaded the adapter.
     #[cfg_attr(
         feature = "schema",
         schemars(length(max = MAX_ADAPTERS), extend("default" = []))
     )]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<String>,
-    /// Whether it drains: it gets nothing new, and finishes what it has.
+    /// Whether the worker drains: a draining worker gets no new requests, and finishes those that it has.
     #[serde(default)]
     pub draining: bool,
 }
@@ -80,23 +81,23 @@ pub(super) fn one() -> u32 {
     1
 }
 
-/// Ranks of one worker: each is a target of its own in every choice.
+/// Maximum ranks of one worker: each rank is a target of its own in every choice.
 pub(super) const MAX_DP_SIZE: u32 = 1024;
 
-/// Workers of one pool: their list is kept in one piece that all threads read.
+/// Maximum workers of one pool: the list of workers is kept in one piece that all threads read.
 pub(crate) const MAX_WORKERS: usize = 16_384;
 
-/// Ranks of all workers of a pool together: each is a target of its own in every choice, with memory of its own.
+/// Maximum ranks of all workers of a pool together: each rank is a target of its own in every choice, with memory of its own.
 pub(crate) const MAX_RANKS: u64 = 65_536;
 
-/// LoRA adapters of one worker, and the bytes of a name: of an adapter, a model, a namespace, a set.
+/// Maximum LoRA adapters of one worker, and maximum bytes of a name: of an adapter, a model, a namespace, a set.
 const MAX_ADAPTERS: usize = 1_024;
 const MAX_LABEL: usize = 1_024;
 
-/// Bytes of a worker's name, which goes into headers.
+/// Maximum bytes of a worker's name, which goes into headers.
 const MAX_NAME: usize = 256;
 
-/// Checks a list of workers; `at` is the path of what holds the field `workers`, with a dot behind it.
+/// Checks a list of workers; `at` is the path of the object with the field `workers`, and ends with a dot.
 pub(crate) fn check_workers(
     workers: &[ListedWorker],
     protocol: ProtocolName,
@@ -129,7 +130,7 @@ pub(crate) fn check_workers(
     Ok(())
 }
 
-/// How many ranks workers of these sizes have together.
+/// Number of ranks that workers of these sizes have together.
 pub(crate) fn ranks(sizes: impl Iterator<Item = u32>) -> u64 {
     sizes.map(u64::from).sum()
 }
@@ -229,10 +230,10 @@ pub(super) fn check_ranks(dp_size: u32, at: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// Nothing listens there.
+/// Error for port 0, on which no server listens.
 pub(super) const NO_PORT: &str = "port 0 cannot be reached: it must be from 1 to 65535";
 
-/// Checks the field `bootstrap_port` of what stands at `at`.
+/// Checks the field `bootstrap_port` of the object at `at`.
 pub(super) fn check_port(bootstrap_port: Option<u16>, at: &str) -> Result<(), ConfigError> {
     match bootstrap_port {
         Some(0) => Err(value(&format!("{at}.bootstrap_port"), NO_PORT)),
@@ -240,7 +241,7 @@ pub(super) fn check_port(bootstrap_port: Option<u16>, at: &str) -> Result<(), Co
     }
 }
 
-/// Checks the field `max_model_len` of what stands at `at`.
+/// Checks the field `max_model_len` of the object at `at`.
 pub(super) fn check_length(max_model_len: Option<u64>, at: &str) -> Result<(), ConfigError> {
     match max_model_len {
         Some(0) => Err(value(

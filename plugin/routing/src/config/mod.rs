@@ -1,4 +1,4 @@
-//! Owns the plugin's configuration: one JSON document, its defaults, and what makes it wrong.
+//! Owns the plugin's configuration: one JSON document, its defaults, and its checks.
 
 mod admission;
 mod check;
@@ -21,52 +21,54 @@ use std::net::SocketAddr;
 
 use serde::Deserialize;
 
-/// The whole configuration document. Unknown fields are refused by name.
+/// The configuration document. Unknown fields are refused by name.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The pools this filter routes to, isolated from each other, each with a name of its own.
+    /// Pools that this filter routes to, isolated from each other. Each pool has a name of its own.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = check::MAX_POOLS)))]
     pub pools: Vec<Pool>,
-    /// Name the chosen workers in the response (`x-pd-router-prefill`, `x-pd-router-decode`), and the endpoint that answered
+    /// Whether responses name the chosen workers (`x-pd-router-prefill`, `x-pd-router-decode`) and the endpoint that answered
     /// (`x-gateway-destination-endpoint-served`): for demonstrations, and for a gateway in front.
     #[serde(default)]
     pub response_headers: bool,
-    /// Serve the status page `GET /pd-router/`, and `GET /pd-router/status` as JSON, which show the fleet and its load to whoever
-    /// can reach the gateway.
+    /// Whether the status page `GET /pd-router/`, and `GET /pd-router/status` as JSON, are served. Both show the fleet and its
+    /// load to every client that can reach the gateway.
     #[serde(default)]
     pub status: bool,
-    /// What one thread's VM may hold at once.
+    /// Bounds on the data that one thread's VM holds at once.
     #[serde(default)]
     pub limits: Limits,
-    /// What the proxy's threads tell each other.
+    /// Data that the proxy's threads share with each other.
     #[serde(default)]
     pub sharing: Sharing,
 }
 
-/// Bounds on what requests may make a VM hold.
+/// Bounds on the data that a VM holds for requests.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Bytes of one request's body; a longer one gets 413. The proxy's own limit, `request_body_buffer_limit` of the route, must not
-    /// be lower, else it is the proxy that answers.
+    /// Maximum bytes of one request's body; a longer body gets 413. The proxy's own limit, `request_body_buffer_limit` of the
+    /// route, must not be lower, because the proxy would then answer in place of the filter.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub body_bytes: usize,
-    /// Milliseconds from a request's headers to the end of its body; one that has not come by then gets 408. At most an hour.
+    /// Milliseconds from a request's headers to the end of its body; a body that is not complete by then gets 408. At most an
+    /// hour.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3_600_000)))]
     pub body_timeout_ms: u64,
-    /// Bytes of request bodies buffered at once, per worker thread, those of calls to workers included until the calls have ended. Beyond
-    /// it a request gets 503: the one that has taken longest and is still not complete, else the new one.
+    /// Maximum bytes of request bodies buffered at once, per worker thread. The bodies of calls to workers count until the
+    /// calls have ended. Beyond the limit a request gets 503: the one that has taken longest and is still incomplete, else the
+    /// new one.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bodies_in_flight_bytes: usize,
 }
 
 impl Default for Limits {
-    /// 16 MiB: a prompt of two million ids, or several images. To read the most intricate text of that size takes a thread about a
-    /// tenth of a second. 256 MiB in all: a quarter of the 1 GiB that Envoy allows a VM, since one body may be held twice while it
-    /// is spliced.
+    /// 16 MiB: a prompt of two million ids, or several images. A thread takes about a tenth of a second to read the most
+    /// intricate text of that size. 256 MiB in all: a quarter of the 1 GiB that Envoy allows a VM, since one body may be held
+    /// twice while it is spliced.
     fn default() -> Self {
         Self {
             body_bytes: 16 * 1024 * 1024,
@@ -76,32 +78,32 @@ impl Default for Limits {
     }
 }
 
-/// A set of workers that serve together, and how requests reach them.
+/// A set of workers that serve together, and the rules by which requests reach them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Pool {
-    /// For people, logs, metrics, and routes that name their pool; no two pools have the same.
+    /// Name of the pool for people, logs, metrics, and routes that name their pool. No two pools have the same name.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub name: String,
-    /// How the prefill worker's KV cache gets to the decode worker.
+    /// Protocol by which the prefill worker's KV cache gets to the decode worker.
     pub protocol: ProtocolName,
-    /// Where the workers are known from.
+    /// Source of the pool's workers.
     pub discovery: Discovery,
-    /// The Dynamo frontends, `ip:port`, to which every request is sent. Required with `direct`, refused otherwise.
+    /// Dynamo frontends, `ip:port`, to which every request is sent. Required with `direct`, refused with any other protocol.
     #[serde(default)]
     pub frontends: Vec<SocketAddr>,
-    /// The proxy's clusters that hold the workers.
+    /// Names of the proxy's clusters that hold the workers.
     #[serde(default)]
     pub clusters: Clusters,
-    /// Whom the clusters can reach: their members, or any address within named networks.
+    /// Destinations that the clusters can reach: their members, or any address within named networks.
     #[cfg_attr(feature = "schema", schemars(extend("default" = "members")))]
     #[serde(default)]
     pub destinations: Destinations,
-    /// What the workers' own `/metrics` are asked; absent: nothing, and `{}` takes all defaults. Refused with `direct`,
-    /// where the workers are not the proxy's to reach.
+    /// Polls of the workers' own `/metrics`; absent: no polls, and `{}` takes all defaults. Refused with `direct`, where the
+    /// proxy does not reach the workers.
     pub engine_metrics: Option<EngineMetrics>,
-    /// The policy that picks among workers, for each role.
+    /// Policies that pick workers, for each role.
     #[serde(default)]
     pub selection: Selection,
     /// Limits of the prefill leg.
@@ -114,99 +116,102 @@ pub struct Pool {
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
-    /// KV blocks that fit on one rank of a worker that does not say so itself; absent: not known.
+    /// KV blocks that fit on one rank of a worker without a number of its own; absent: not known.
     pub kv_blocks: Option<u32>,
-    /// Tokens of a prompt and its answer together at most, on a worker that does not say so itself; absent: not known. What is surely longer
-    /// is refused with 400 before any prefill (`nixl`, `mooncake`, `sglang`, `llmd`), and `/v1/models` tells it.
+    /// Maximum tokens of a prompt and its answer together, on a worker without a number of its own; absent: not known. A
+    /// request that is surely longer is refused with 400 before any prefill (`nixl`, `mooncake`, `sglang`, `llmd`).
+    /// `/v1/models` reports the number.
     #[cfg_attr(feature = "schema", schemars(range(min = 1), extend("x-unit" = "tokens")))]
     pub max_model_len: Option<u64>,
-    /// What is remembered of the workers' caches.
+    /// Limits of the knowledge about the workers' caches.
     #[serde(default)]
     pub prefixes: PrefixKnowledge,
-    /// Back-pressure by how busy workers are, and the requests that wait.
+    /// Back-pressure by the load of workers, and the queue of waiting requests.
     #[serde(default)]
     pub admission: Admission,
-    /// Which prompts stay on a decode worker; absent: none. Needs `decode.runs_whole_requests`, and contradicts
+    /// Prompts that stay on a decode worker; absent: none. Needs `decode.runs_whole_requests`, and contradicts
     /// `enforce_disagg`.
     pub conditional: Option<Conditional>,
-    /// Milliseconds after which a booking that no chunk has renewed counts no more; until a chunk does renew it.
+    /// Milliseconds after which a booking that no chunk has renewed stops counting, until a chunk renews it.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_booking_expiry")]
     pub booking_expiry_ms: u64,
-    /// Whether callers may steer: pin workers, ask who would be picked and why, demand taints, name a subset, give
-    /// hints and other weights. Only for gateways behind a gateway.
+    /// Whether callers may set routing overrides: pins to workers, queries for the workers that would be picked and why,
+    /// required taints, a subset of endpoints, hints, and other weights. Only for gateways behind a gateway.
     #[serde(default)]
     pub trust_clients: bool,
-    /// The paths that are forwarded, behind whatever a route puts before them; any other gets 404. `*` stands for any one segment, `**` as the
-    /// last for any one or more. A list takes the place of the default, which names what vLLM, SGLang, TensorRT-LLM and Dynamo serve for inference.
+    /// Paths that are forwarded, behind any prefix that a route puts before them; any other path gets 404. `*` stands for any
+    /// one segment, a final `**` for one or more segments. A list replaces the default, which names the inference paths of
+    /// vLLM, SGLang, TensorRT-LLM and Dynamo.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = paths::MAX_PATHS)))]
     #[serde(default = "paths::default")]
     pub paths: Vec<String>,
-    /// What happens to a request while there is no prefill worker.
+    /// Handling of a request while there is no prefill worker.
     #[serde(default)]
     pub on_prefill_absent: OnPrefillAbsent,
-    /// What happens where a trusted caller names a worker that has left, or takes nothing new; absent: `ignore` where
+    /// Handling of a request whose trusted caller names a worker that has left, or takes nothing new. Absent: `ignore` where
     /// `on_prefill_absent` is `aggregate`, else `reject`. A role whose `selection` is `direct` always rejects.
     pub on_stale_pin: Option<OnStalePin>,
-    /// What happens when a prefill worker has failed, in order. `decode_only` needs `nixl`, `mooncake` or `trtllm`, and
-    /// `decode.runs_whole_requests`; it contradicts `enforce_disagg`.
+    /// Steps after a prefill worker has failed, in order. `decode_only` needs `nixl`, `mooncake` or `trtllm`, and
+    /// `decode.runs_whole_requests`, and contradicts `enforce_disagg`.
     #[serde(default = "default_on_failure")]
     pub on_prefill_failure: Vec<OnPrefillFailure>,
-    /// Shorthand: `on_prefill_absent` is `fail`, and `on_prefill_failure` never `decode_only`.
+    /// Shorthand: `on_prefill_absent` is `fail`, and `on_prefill_failure` never contains `decode_only`.
     #[serde(default)]
     pub enforce_disagg: bool,
-    /// `sglang` and `mooncake`: where a prefill worker's bootstrap server is.
+    /// `sglang` and `mooncake`: location of a prefill worker's bootstrap server.
     #[serde(default)]
     pub bootstrap: BootstrapSource,
-    /// `sglang`: what becomes of `/v1/responses`, whose hand-off some releases drop.
+    /// `sglang`: handling of `/v1/responses`, whose hand-off some releases drop.
     #[serde(default)]
     pub responses: Responses,
-    /// The leg that fetches KV blocks which a client has left behind.
+    /// Leg that fetches KV blocks which a client has left behind.
     #[serde(default)]
     pub cleanup: CleanUp,
-    /// What is demanded of the hand-offs that prefill workers answer.
+    /// Demands on the hand-offs that prefill workers answer.
     #[serde(default)]
     pub handoff: HandOff,
-    /// Whether an answer's `usage.prompt_tokens_details.cached_tokens` is what the prefill worker said (`nixl`,
-    /// `mooncake`, `trtllm`): decode's own figure counts the blocks that it was handed.
+    /// Whether an answer's `usage.prompt_tokens_details.cached_tokens` is the figure of the prefill worker (`nixl`, `mooncake`,
+    /// `trtllm`). The figure of the decode worker counts the blocks that were handed to it.
     #[serde(default)]
     pub report_cached_tokens: bool,
-    /// Headers of a client's request that go along on the calls which the filter makes for it (prefill, recovery, clean-up), beside
-    /// those that always do: `authorization`, `traceparent`, `tracestate`, `baggage`, `b3`, `x-b3-*`, `user-agent`,
-    /// `accept-language`.
+    /// Further headers of a client's request that are copied to the calls which the filter makes for the request (prefill,
+    /// recovery, clean-up). These are always copied: `authorization`, `traceparent`, `tracestate`, `baggage`, `b3`, `x-b3-*`,
+    /// `user-agent`, `accept-language`.
     #[cfg_attr(feature = "schema", schemars(extend("default" = [])))]
     #[serde(default)]
     pub call_headers: Vec<String>,
-    /// What is read of answers that flow.
+    /// Reading of streamed answers.
     #[serde(default)]
     pub output: Output,
-    /// When a worker that keeps failing is left alone.
+    /// Ejection of workers that keep failing.
     #[serde(default)]
     pub health: Health,
-    /// What models' names are replaced by, in order: of several that fit, one that names the model wins, then the first.
+    /// Replacements of model names, in order. Of several that fit, a replacement that names the model wins, then the first.
     #[cfg_attr(feature = "schema", schemars(extend("default" = [])))]
     #[serde(default)]
     pub model_rewrites: Vec<ModelRewrite>,
-    /// Priorities by the names of objectives, which a trusted caller gives in `x-llm-d-inference-objective`; default of a request: 0.
+    /// Priorities by the names of objectives. A trusted caller names an objective in `x-llm-d-inference-objective`; the default
+    /// priority of a request is 0.
     #[serde(default)]
     pub objectives: Objectives,
-    /// What becomes of a request while the pool has no worker at all.
+    /// Handling of a request while the pool has no worker at all.
     #[serde(default)]
     pub on_empty: OnEmpty,
 }
 
-/// What happens where a trusted caller names a worker that is not there.
+/// Handling of a request whose trusted caller names a worker that is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum OnStalePin {
-    /// It is refused with 503: the caller may name another one.
+    /// The request is refused with 503: the caller may name another worker.
     Reject,
-    /// It goes on as if that worker had not been named.
+    /// The request is routed as if that worker had not been named.
     Ignore,
 }
 
-/// What happens when a prefill worker has failed.
+/// Step after a prefill worker has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
@@ -215,23 +220,24 @@ pub enum OnPrefillFailure {
     RetryOther,
     /// The request fails.
     Fail,
-    /// The decode worker runs it whole. Refused where decode workers cannot.
+    /// The decode worker runs the request aggregated. Refused where decode workers cannot.
     DecodeOnly,
 }
 
-/// Another worker first, then the error.
+/// Another worker is called first; then the request fails.
 fn default_on_failure() -> Vec<OnPrefillFailure> {
     vec![OnPrefillFailure::RetryOther, OnPrefillFailure::Fail]
 }
 
-/// Where SGLang's bootstrap servers are.
+/// Location of SGLang's bootstrap servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum BootstrapSource {
-    /// On this port of every prefill worker that does not tell its own.
+    /// This port, on every prefill worker without a port of its own.
     Port(#[cfg_attr(feature = "schema", schemars(range(min = 1)))] u16),
-    /// `sglang` only: each prefill worker is asked, at `/get_server_info`, before it is handed a request, again every two seconds, and at once after it took no connection.
+    /// `sglang` only: the port that each prefill worker reports at `/get_server_info`. The filter polls that path before the
+    /// worker is handed a request, again every two seconds, and at once after the worker took no connection.
     Ask,
 }
 
@@ -242,21 +248,21 @@ impl Default for BootstrapSource {
     }
 }
 
-/// The leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
+/// Leg that fetches KV blocks which a client has left behind, so that the prefill worker can free them.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CleanUp {
-    /// Milliseconds until the clean-up leg is given up.
+    /// Milliseconds after which the clean-up leg is abandoned.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 120000)))]
     pub timeout_ms: u32,
-    /// Bytes of requests held for the clean-up leg, per worker thread; beyond it, and with 0 always, there is no such leg and the
-    /// blocks are counted as leaked.
+    /// Maximum bytes of requests held for clean-up legs, per worker thread. Beyond that, and with 0 always, there is no such
+    /// leg, and the blocks are counted as leaked.
     pub held_bytes: usize,
 }
 
 impl Default for CleanUp {
-    /// Half of vLLM's lease of a minute or less; 64 MiB.
+    /// Half of vLLM's lease, which is a minute or less; 64 MiB.
     fn default() -> Self {
         Self {
             timeout_ms: 30_000,
@@ -265,14 +271,14 @@ impl Default for CleanUp {
     }
 }
 
-/// What is read of answers that flow.
+/// Reading of streamed answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Output {
-    /// Whether the pieces of a stream are read after its first token, so that a booking grows with what is generated, and tokens are
-    /// counted in the metrics. `false`: they pass without being looked at, which costs a few microseconds less for each; a booking then stays as
-    /// it began, and of such an answer only what came with its first token is in `pd_router_output_tokens_total`.
+    /// Whether the pieces of a stream are read after its first token, so that a booking grows with the generated tokens, and
+    /// the metrics count these tokens. `false`: the pieces pass unread, which saves a few microseconds each. A booking then
+    /// keeps its first size, and `pd_router_output_tokens_total` counts only the tokens that came with the first one.
     pub accounting: bool,
 }
 
@@ -282,7 +288,7 @@ impl Default for Output {
     }
 }
 
-/// Five minutes, as Dynamo's stale guard has it.
+/// Five minutes, as in Dynamo's stale guard.
 fn default_booking_expiry() -> u64 {
     300_000
 }
@@ -297,13 +303,13 @@ fn default_block_tokens() -> u32 {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Clusters {
-    /// The cluster that prefill calls go to. It must hold every prefill worker, by the same `ip:port`.
+    /// Cluster of the prefill calls. The cluster must hold every prefill worker, by the same `ip:port`.
     pub prefill: String,
-    /// The route's cluster. It must hold every other worker, by the same `ip:port`; with `direct` it holds the
-    /// frontends, which discovery polls too.
+    /// Cluster of the route. The cluster must hold every other worker, by the same `ip:port`; with `direct` the cluster holds
+    /// the frontends, which discovery polls too.
     pub decode: String,
-    /// `mooncake`: the cluster of the prefill workers' bootstrap servers (each worker's IP with its bootstrap port),
-    /// which are asked at `/query` for the engines' ids.
+    /// `mooncake`: cluster of the prefill workers' bootstrap servers (each worker's IP with its bootstrap port). The filter
+    /// polls them at `/query` for the engines' ids.
     pub bootstrap: String,
 }
 
@@ -317,23 +323,23 @@ impl Default for Clusters {
     }
 }
 
-/// Why a configuration was refused.
+/// Reason for which a configuration is refused.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum ConfigError {
-    /// Not JSON, a field of the wrong type, or an unknown one.
+    /// The document is not JSON, or has a field that is unknown or of the wrong type.
     #[error("{path}: {message}")]
     Document {
-        /// Where in the document, as `pools[0].protocol`; `.` for the document itself.
+        /// Path in the document, as `pools[0].protocol`; `.` for the document itself.
         path: String,
-        /// What is wrong there.
+        /// The error at that path.
         message: String,
     },
-    /// Well-formed, but it cannot be meant.
+    /// The document is well-formed, but a value in it is wrong.
     #[error("{path}: {problem}")]
     Value {
-        /// Where in the document.
+        /// Path in the document.
         path: String,
-        /// What is wrong and what would be right.
+        /// The error, and a correct form.
         problem: &'static str,
     },
 }
@@ -342,7 +348,7 @@ impl Config {
     /// Reads and checks a configuration document.
     ///
     /// # Errors
-    /// [`ConfigError`] names the path in the document, what is wrong, and what would be right.
+    /// [`ConfigError`] names the path in the document, the error, and a correct form.
     pub fn parse(document: &[u8]) -> Result<Self, ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(document);
         let config: Self = serde_path_to_error::deserialize(&mut json).map_err(|error| {
@@ -357,12 +363,12 @@ impl Config {
     }
 }
 
-/// A field that is absent has a path too, and an address an example.
+/// The error for a document: an absent field gets a path too, and an address an example.
 fn document_error(path: &str, message: &str) -> ConfigError {
     let absent = message
         .strip_prefix("missing field `")
         .and_then(|rest| rest.split('`').next());
-    // Where the text itself is broken the last step is not known.
+    // The last step of the path is not known where the JSON itself is broken.
     let path = match path.trim_end_matches('?').trim_end_matches('.') {
         "" => ".",
         path => path,

@@ -1,27 +1,27 @@
-//! Owns which paths a pool forwards: those by which inference is asked for, and no others. What else an engine serves (its
-//! caches, its weights, its sleep) belongs to whoever runs it.
+//! Owns the paths that a pool forwards: the inference paths, and no others. All else that an engine serves (its caches, its
+//! weights, its sleep) belongs to its operator.
 
 use percent_encoding::percent_decode;
 
 use super::check::value;
 use super::{ConfigError, Pool};
 
-/// A list beyond this is a mistake, and each request would pay for it.
+/// Maximum paths of a pool: a longer list is a mistake, and each request would pay for it.
 pub(super) const MAX_PATHS: usize = 256;
 
-/// No path of an engine's is nearly as deep; what is deeper is nobody's.
+/// Maximum segments of a path: the paths of engines are far shorter.
 const MOST_SEGMENTS: usize = 64;
 
-/// One segment, whatever it is: an id.
+/// Any one segment: an id.
 const ONE: &str = "*";
 
 /// One segment or more: a model's name may hold slashes.
 const REST: &str = "/**";
 
-/// Engines mount an application under this name, which answers whatever path follows it.
+/// Segment under which engines mount an application that answers any path behind it.
 const MOUNTED: &[u8] = b"metrics";
 
-/// The inference paths of vLLM, SGLang, TensorRT-LLM and Dynamo, and the version, which says nothing of the fleet's state.
+/// The inference paths of vLLM, SGLang, TensorRT-LLM and Dynamo, and the version, which shows nothing of the fleet's state.
 pub(super) fn default() -> Vec<String> {
     [
         "/v1/chat/completions",
@@ -65,8 +65,8 @@ pub(super) fn default() -> Vec<String> {
     .to_vec()
 }
 
-/// A request's path as an engine's server reads it: without its query, decoded once, without a last slash. None where it is
-/// none, or where somebody down the line may read another one in it.
+/// A request's path as an engine's server reads it: without its query, decoded once, without a last slash. None for a text that
+/// is no path, or in which another server on the way may read a different path.
 fn segments(path: &[u8]) -> Option<Vec<Vec<u8>>> {
     let path = path.split(|byte| *byte == b'?').next()?;
     if path.contains(&b'#') {
@@ -79,14 +79,14 @@ fn segments(path: &[u8]) -> Option<Vec<Vec<u8>>> {
     (parts.len() <= MOST_SEGMENTS && parts.iter().all(|part| is_plain(part))).then_some(parts)
 }
 
-/// A segment that is nothing but a name: neither empty nor a step to another directory.
+/// Whether a segment is a plain name: neither empty nor a step to another directory.
 fn is_plain(segment: &[u8]) -> bool {
     let is_step = matches!(segment, b"" | b"." | b"..");
     let is_odd = |byte: &u8| byte.is_ascii_control() || *byte == b'\\';
     !is_step && !segment.iter().any(is_odd)
 }
 
-/// How many of these segments stand before those that the pattern names, which are the last ones.
+/// The segments of a path before its last ones, which the pattern names; none where the last ones do not match.
 fn before<'p>(pattern: &str, path: &'p [Vec<u8>]) -> Option<&'p [Vec<u8>]> {
     let wanted = pattern.split('/').skip(1);
     let count = wanted.clone().count();
@@ -95,7 +95,7 @@ fn before<'p>(pattern: &str, path: &'p [Vec<u8>]) -> Option<&'p [Vec<u8>]> {
     wanted.zip(named).all(fits).then_some(before)
 }
 
-/// Whether a path is one of the pattern's, behind whatever a route puts before it, as `/openai`.
+/// Whether a path matches the pattern, behind any prefix that a route puts before it, as `/openai`.
 fn fits(pattern: &str, path: &[Vec<u8>]) -> bool {
     let is_free = |before: &[Vec<u8>]| !before.iter().any(|segment| segment == MOUNTED);
     let ends = |path: &[Vec<u8>]| before(pattern.trim_end_matches(REST), path).is_some_and(is_free);
@@ -139,7 +139,7 @@ fn is_pattern(pattern: &str) -> bool {
         is_plain(segment.as_bytes())
             && (segment == ONE || !segment.contains(['*', '?', '#', '%', ' ']))
     };
-    // A pattern of placeholders alone is every path.
+    // A pattern of placeholders alone matches every path.
     segments.split('/').all(is_segment) && segments.split('/').any(|segment| segment != ONE)
 }
 

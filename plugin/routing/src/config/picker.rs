@@ -1,5 +1,5 @@
-//! Owns what a pool does in place of an endpoint picker: the names that its models have for clients, the priorities of
-//! objectives, and what becomes of a request while there is no worker.
+//! Owns the duties that a pool takes over from an endpoint picker: the names of its models for clients, the priorities of
+//! objectives, and the handling of requests while there is no worker.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,20 @@ use super::{ConfigError, Destinations, Pool};
 use crate::handoff::LegOrder;
 use crate::request::rename::ModelRewrite;
 
-/// Priorities by the names of objectives; more is sooner, and below 0 a request is shed where it would have to wait.
+/// Priorities by the names of objectives. A higher priority is served sooner; a request with a priority below 0 is shed where
+/// it would have to wait.
 pub type Objectives = BTreeMap<String, i32>;
 
-/// What becomes of a request while the pool has no worker at all.
+/// Handling of a request while the pool has no worker at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum OnEmpty {
-    /// It is refused with 503 (fail closed).
+    /// The request is refused with 503 (fail closed).
     #[default]
     Refuse,
-    /// It is forwarded without a destination, so that the cluster's own fallback picks a host (fail open). For pools of workers
-    /// that run whole requests: protocol `aggregated`, destinations `members`.
+    /// The request is forwarded without a destination, so that the cluster's own fallback picks a host (fail open). For pools
+    /// of aggregated workers: protocol `aggregated`, destinations `members`.
     Pass,
 }
 

@@ -1,4 +1,4 @@
-//! Owns the names of the engines' protocols in configuration.
+//! Owns the names of the engines' protocols in the configuration.
 
 use serde::Deserialize;
 
@@ -11,7 +11,7 @@ use crate::handoff::sglang::Sglang;
 use crate::handoff::trtllm::Trtllm;
 use crate::handoff::{Protocol, ProtocolRules};
 
-/// How the prefill worker's KV cache gets to the decode worker.
+/// Protocol by which the prefill worker's KV cache gets to the decode worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -20,24 +20,24 @@ use crate::handoff::{Protocol, ProtocolRules};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum ProtocolName {
-    /// vLLM with `NixlConnector` (or LMCache over it): prefill first, then decode, whose request gets the `kv_transfer_params` of
-    /// prefill's answer.
+    /// vLLM with `NixlConnector` (or LMCache over it): prefill first, then decode. The decode request gets the
+    /// `kv_transfer_params` of the prefill answer.
     Nixl,
-    /// vLLM with `MooncakeConnector`: prefill first, then decode; the `kv_transfer_params` of both name one transfer by its number.
-    /// The engines' ids are asked of the bootstrap servers, twice a second.
+    /// vLLM with `MooncakeConnector`: prefill first, then decode. The `kv_transfer_params` of both requests name one transfer
+    /// by its number. The filter polls the bootstrap servers for the engines' ids, twice a second.
     Mooncake,
     /// SGLang: both legs at once. Both requests get `bootstrap_host`, `bootstrap_port` and `bootstrap_room` (lists for batches and
     /// `n` > 1), and ranks.
     Sglang,
-    /// TensorRT-LLM (`trtllm-serve`): the context first, then generation, whose request gets `disaggregated_params` and the
-    /// prompt's token ids.
+    /// TensorRT-LLM (`trtllm-serve`): the context first, then generation. The generation request gets `disaggregated_params`
+    /// and the prompt's token ids.
     Trtllm,
-    /// llm-d's routing sidecar on decode pods: it runs the legs, and is told of the prefill worker by the header
-    /// `x-prefiller-host-port`.
+    /// llm-d's routing sidecar on decode pods: the sidecar runs the legs, and the header `x-prefiller-host-port` names the
+    /// prefill worker.
     Llmd,
-    /// NVIDIA Dynamo frontends in `--router-mode direct`: Dynamo runs the legs, and is told of both workers by headers.
+    /// NVIDIA Dynamo frontends in `--router-mode direct`: Dynamo runs the legs, and headers name both workers.
     Direct,
-    /// Any engine that runs whole requests: there is no hand-off, and nothing is written.
+    /// Any engine that runs requests aggregated: there is no hand-off, and nothing is written into requests.
     Aggregated,
 }
 
@@ -55,7 +55,7 @@ impl ProtocolName {
         }
     }
 
-    /// The rules of that protocol.
+    /// The rules of the protocol of this name.
     pub fn rules(self) -> &'static ProtocolRules {
         self.engine().rules()
     }

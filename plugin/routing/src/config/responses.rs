@@ -1,4 +1,4 @@
-//! Owns what becomes of `/v1/responses` where its hand-off depends on the engine's release.
+//! Owns the handling of `/v1/responses`, where the hand-off depends on the engine's release.
 
 use serde::Deserialize;
 
@@ -6,16 +6,16 @@ use super::check::value;
 use super::{ConfigError, Pool};
 use crate::request::Generation;
 
-/// What becomes of a request to `/v1/responses` in a pool of SGLang's.
+/// Handling of a request to `/v1/responses` in a pool of SGLang workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum Responses {
-    /// A worker that can runs it whole; where none can, it gets 501.
+    /// A worker that can runs the request aggregated; where no worker can, the request gets 501.
     #[default]
     Whole,
-    /// It is split into prefill and decode. Only for releases that take the hand-off's fields there: others drop them, and decode waits
-    /// for a prefill that never comes.
+    /// The request is split into prefill and decode. Only for releases that accept the hand-off's fields there: other releases
+    /// drop the fields, and decode waits for a prefill that never comes.
     Split,
 }
 

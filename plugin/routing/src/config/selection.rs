@@ -1,27 +1,27 @@
-//! Owns the configuration of who is picked: the policies, what they weigh, and what is remembered for them.
+//! Owns the configuration of selection: the policies, their weights, and the limits of the knowledge about caches.
 
 use serde::Deserialize;
 
 use crate::fleet::Role;
 use crate::selection::{KvWeights, PolicyName};
 
-/// Which policy picks, for each role.
+/// Policies that pick workers, for each role.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Selection {
-    /// Among prefill workers.
+    /// Policy that picks among prefill workers.
     pub prefill: PolicyName,
-    /// Among decode workers, and among those that run whole requests.
+    /// Policy that picks among decode workers, and among aggregated workers.
     pub decode: PolicyName,
-    /// What the policy `kv` weighs.
+    /// Weights of the policy `kv`.
     pub kv: KvWeights,
-    /// How the policy `session` knows a session.
+    /// Identification of sessions by the policy `session`.
     pub session: SessionAffinity,
 }
 
 impl Selection {
-    /// The policy among those of a role; those that run whole requests are picked as those that decode.
+    /// Policy for the workers of a role. Aggregated workers have the policy of decode workers.
     pub fn of(&self, role: Role) -> PolicyName {
         match role {
             Role::Prefill => self.prefill,
@@ -30,18 +30,18 @@ impl Selection {
     }
 }
 
-/// How the policy `session` knows a session.
+/// Identification of sessions by the policy `session`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct SessionAffinity {
-    /// The headers that may name a session; the first that a request has counts.
+    /// Headers that may name a session; the first one that a request has counts.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub headers: Vec<String>,
 }
 
 impl Default for SessionAffinity {
-    /// The usual name, and Dynamo's.
+    /// The usual header, and Dynamo's.
     fn default() -> Self {
         Self {
             headers: vec!["x-session-id".to_owned(), "x-dynamo-session-id".to_owned()],
@@ -49,21 +49,21 @@ impl Default for SessionAffinity {
     }
 }
 
-/// What is remembered of the workers' caches, in each worker thread.
+/// Limits of the knowledge about the workers' caches, in each worker thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixKnowledge {
-    /// Blocks remembered in all, each for each worker that has it, per worker thread: a hard bound on memory, at most
-    /// 32 bytes each. Further back in a long prompt a run of up to 256 blocks counts as one.
+    /// Maximum remembered blocks, per worker thread; a block counts once for each worker that has it. The number is a hard
+    /// bound on memory, at most 32 bytes a block. Further back in a long prompt a run of up to 256 blocks counts as one.
     #[cfg_attr(feature = "schema", schemars(range(max = super::check::MAX_REMEMBERED)))]
     pub max_blocks: usize,
-    /// Milliseconds that a block is remembered on a worker whose `kv_blocks` are not known.
+    /// Milliseconds for which a block is remembered on a worker whose `kv_blocks` is not known.
     pub ttl_ms: u64,
 }
 
 impl Default for PrefixKnowledge {
-    /// A million, 32 MiB; two minutes, as Dynamo has it.
+    /// One million blocks, 32 MiB; two minutes, as in Dynamo.
     fn default() -> Self {
         Self {
             max_blocks: 1_048_576,

@@ -1,28 +1,28 @@
-//! Owns the configuration of what the proxy's threads tell each other.
+//! Owns the configuration of thread sync: the data that the proxy's threads share with each other.
 
 use serde::Deserialize;
 
 use super::ConfigError;
 use super::check::value;
 
-/// What the proxy's threads tell each other. A thread that is told nothing knows only of its own requests.
+/// Data that the proxy's threads share with each other. A thread without this data knows only its own requests.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Sharing {
-    /// Whether each worker thread tells the others what it has booked, so that all of them choose by the load of all; `false`: each
-    /// knows only its own requests.
+    /// Whether each worker thread shares its bookings with the others, so that all threads choose by the load of all. `false`:
+    /// each thread knows only its own requests.
     pub load: bool,
-    /// Whether each worker thread tells the others which prompts it has sent where, so that a conversation sticks whatever thread its
-    /// connection is on.
+    /// Whether each worker thread shares with the others which workers its prompts went to, so that a conversation stays on its
+    /// workers whatever thread its connection is on.
     pub decisions: bool,
-    /// Milliseconds between two tellings; what a thread knows of the others is at most twice as old.
+    /// Milliseconds between two exchanges; the knowledge of a thread about the others is at most twice as old.
     #[cfg_attr(feature = "schema", schemars(range(min = 20, max = 100)))]
     pub interval_ms: u64,
 }
 
 impl Default for Sharing {
-    /// Everything, every 25 ms: often enough that a burst on one thread is seen by the next.
+    /// All data, every 25 ms: often enough for the next thread to see a burst on one thread.
     fn default() -> Self {
         Self {
             load: true,

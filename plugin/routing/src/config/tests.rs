@@ -1,4 +1,4 @@
-//! Tests of what is refused, and how it is said.
+//! Tests of the configurations that are refused, and of the messages of these refusals.
 
 use super::*;
 

@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// How far KV of a worker may travel.
+/// Places of a worker, and how far its KV may travel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Topology {
-    /// Domain → this worker's place in it, as `{"rack": "r7"}`.
+    /// Domain → the worker's place in that domain, as `{"rack": "r7"}`.
     pub domains: BTreeMap<String, String>,
-    /// Prefill workers: the domain that a transfer of their KV must, or should, stay within; absent: anywhere.
+    /// Prefill workers: domain that a transfer of their KV must, or should, stay within; absent: anywhere.
     pub kv_transfer_domain: Option<String>,
-    /// Whether it must or should stay within that domain.
+    /// Whether a transfer of KV must or should stay within `kv_transfer_domain`.
     pub kv_transfer_enforcement: Option<Enforcement>,
-    /// With `preferred`: how much the same place is worth. Positive attracts, negative repels.
+    /// With `preferred`: weight of the same place. A positive weight attracts, a negative one repels.
     pub kv_transfer_preferred_weight: Option<f64>,
-    /// Further taints, of the operator's own, for requests that demand them.
+    /// Further taints of the operator's own, for requests that demand them.
     pub taints: BTreeSet<String>,
 }
 

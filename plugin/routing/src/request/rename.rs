@@ -12,28 +12,28 @@ const MODEL: &str = "model";
 /// Longest model name, in bytes: a longer one is no real name, so it stays and is not found.
 const LONGEST: usize = 1024;
 
-/// What a model's name is replaced by before a request is routed. The client reads its own name in the answer.
+/// Replacement of a model's name before a request is routed. The client reads its own name in the answer.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModelRewrite {
-    /// The name that clients use; absent: any that no other rewrite names.
+    /// Name that clients use; absent: any name without a replacement of its own.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub model: Option<String>,
-    /// The names that workers know, one of which is drawn by its weight.
+    /// Names that workers know, one of which is drawn by its weight.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub targets: Vec<ModelTarget>,
 }
 
-/// A name that workers know.
+/// A model name that workers know.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModelTarget {
-    /// The model's name, or an adapter's.
+    /// Name of the model, or of an adapter.
     #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
     pub model: String,
-    /// Its share of the requests, beside the other targets' weights.
+    /// Share of the requests, in relation to the weights of the other targets.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "one")]
     pub weight: u32,
