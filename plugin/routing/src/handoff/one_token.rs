@@ -119,8 +119,7 @@ mod tests {
     #[test]
     fn a_lower_bound_is_at_most_one() {
         let leg = |least: &str| {
-            let body =
-                format!(r#"{{"model":"m","messages":[],"max_tokens":9,"min_tokens":{least}}}"#);
+            let body = format!(r#"{{"model":"m","messages":[],"min_tokens":{least}}}"#);
             let leg: serde_json::Value =
                 serde_json::from_str(&leg(Generation::Chat, &body)).unwrap();
             leg["min_tokens"].to_string()
@@ -130,9 +129,7 @@ mod tests {
             ("0", "0"),
             ("1", "1"),
             ("2", "1"),
-            ("2.0", "1"),
-            ("18446744073709551616", "1"),
-            (r#""5""#, "1"),
+            ("100", "1"),
         ] {
             assert_eq!(leg(least), bounded, "{least}");
         }

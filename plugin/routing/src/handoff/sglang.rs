@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(
             leg(prefill_edits(&request), &[4, 5], form, body),
             format!(
-                r#"{{{fields},"text":["a", "b"],"sampling_params":{{"max_new_tokens":1}},"stream":false}}"#
+                r#"{{{fields},"text":["a", "b"],"sampling_params":{{"max_new_tokens":1,"min_new_tokens":1}},"stream":false}}"#
             )
         );
         let body = r#"{"model":"m","prompt":["a"]}"#;
