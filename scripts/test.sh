@@ -14,7 +14,11 @@ run_tests() { "$@" 2>&1 | tee -a "$log" || status=1; }
 left_out=(--exclude pd-router-filter --exclude pd-router-filter-trap --exclude pd-router-bench-filters --exclude pd-router-bench --exclude pd-router-bench-guest --exclude pd-router-fuzz)
 cargo_test() { cargo test --no-fail-fast --workspace "${left_out[@]}" "$@"; }
 
-unit() { run_tests cargo_test --lib --bins; }
+unit() {
+    run_tests cargo_test --lib --bins
+    # The example of the crate's first page.
+    run_tests cargo test --package routing --doc
+}
 
 export PD_HARNESS=$target/debug/pd-harness
 export PD_PLUGIN=$target/pd_router.wasm

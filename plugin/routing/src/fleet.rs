@@ -86,6 +86,27 @@ pub struct Worker {
     pub condition: Condition,
 }
 
+impl Worker {
+    /// A worker of one rank, named by its address or, without one, by its id, of which nothing else is known.
+    pub fn new(id: WorkerId, role: Role, address: Option<SocketAddr>) -> Self {
+        Self {
+            id,
+            name: address.map_or_else(|| id.to_string(), |address| address.to_string()),
+            address,
+            role,
+            model: None,
+            namespace: String::new(),
+            dp_size: 1,
+            set: String::new(),
+            bootstrap_port: None,
+            topology: None,
+            capacity: Capacity::default(),
+            adapters: Vec::new(),
+            condition: Condition::default(),
+        }
+    }
+}
+
 /// Fitness for new requests, according to the worker's source. What the worker's answers show is kept by the router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -2,6 +2,63 @@
 //!
 //! Pure: no proxy, no clock, no randomness of its own, no I/O. [`route`] holds a request's steps in order; every other
 //! module answers one question.
+//!
+//! A request's life, in the order of calls. The caller makes the calls to the workers and owns the client's stream; the router
+//! says what to send where:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use routing::config::Config;
+//! use routing::outcome::Came;
+//! use routing::request::Generation;
+//! use routing::route::{AfterPrefill, Client, Plan, PlanInput, PrefillAnswer, Router};
+//!
+//! let config = br#"{"pools": [{"name": "llm", "protocol": "nixl", "discovery": {"static": {"workers": [
+//!     {"role": "prefill", "model": "m", "address": "10.0.0.1:8000"},
+//!     {"role": "decode", "model": "m", "address": "10.0.0.2:8000"}]}}}]}"#;
+//! let pool = Config::parse(config)?.pools.remove(0);
+//! // The choice between equal workers follows from the seed. No other router of the proxy has the same owner.
+//! let (seed, owner) = (1, 2);
+//! let mut router = Router::new(pool, seed, owner);
+//!
+//! // The time since 1970: a router has no clock.
+//! let now = Duration::from_secs(1_800_000_000);
+//! let body = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": true}"#;
+//! let input = PlanInput { now, ..PlanInput::default() };
+//!
+//! // Both workers are picked and booked in one step. The prefill charge belongs to the phase, the decode charge to the
+//! // assignment, and each frees itself.
+//! let Plan::Prefill(phase, mut assignment) = router.plan(Generation::Chat, body, input)? else {
+//!     panic!("a pair serves the request");
+//! };
+//! assert_eq!(phase.destination(), "10.0.0.1:8000".parse().ok());
+//! let _sent_to_prefill = phase.body(body);
+//!
+//! // Prefill's answer brings the hand-off, which is spliced into the client's own bytes.
+//! let answer = br#"{"choices": [{"message": {"content": "Hi"}, "finish_reason": "length"}],
+//!     "kv_transfer_params": {"do_remote_prefill": true, "remote_block_ids": [7]}}"#;
+//! router.advance(now);
+//! let answer = PrefillAnswer::whole(200, answer);
+//! let after = phase.answered(answer, Client::Waits, &mut router);
+//! let AfterPrefill::Decode { dispatch, target: (worker, key), staged } = after else {
+//!     panic!("decode follows");
+//! };
+//! router.assign_decode(&mut assignment, &worker, key, staged);
+//! assert_eq!(dispatch.destinations, ["10.0.0.2:8000".parse()?]);
+//! let sent_to_decode = dispatch.edits.expect("a hand-off").apply(body);
+//! assert!(sent_to_decode.starts_with(br#"{"kv_transfer_params":{"do_remote_prefill": true"#));
+//!
+//! // The client reads: from now on no other worker can take over. Then the answer ends.
+//! router.answer_begins(&mut assignment);
+//! assignment.first_token(now);
+//! assignment.generated(12);
+//! let _meaning = router.leg_ended(&mut assignment, Came::Good);
+//! router.request_ended(&assignment);
+//! drop(assignment);
+//! assert!(router.total_load().is_idle());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,

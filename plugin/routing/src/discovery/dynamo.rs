@@ -94,21 +94,13 @@ pub fn parse(body: &[u8], mapping: &DynamoDiscovery) -> Result<Vec<Worker>, Dyna
 fn worker(instance: Instance, mapping: &DynamoDiscovery) -> Option<Worker> {
     let model = mapping.models.get(&instance.namespace)?;
     let role = *mapping.roles.get(&instance.component)?;
+    let id = WorkerId(instance.instance_id);
     Some(Worker {
-        id: WorkerId(instance.instance_id),
-        name: instance.instance_id.to_string(),
-        address: None,
-        role,
         model: Some(model.clone()),
         namespace: instance.namespace,
-        dp_size: 1,
         // One component is one set: a second component of the same role is another set.
         set: instance.component,
-        bootstrap_port: None,
-        topology: None,
-        capacity: Default::default(),
-        adapters: Vec::new(),
-        condition: Default::default(),
+        ..Worker::new(id, role, None)
     })
 }
 

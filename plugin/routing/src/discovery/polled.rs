@@ -58,21 +58,7 @@ mod tests {
     use crate::fleet::{Role, WorkerId};
 
     fn workers(ids: &[u64]) -> Vec<Worker> {
-        let worker = |id: &u64| Worker {
-            id: WorkerId(*id),
-            name: id.to_string(),
-            address: None,
-            role: Role::Decode,
-            model: None,
-            namespace: String::new(),
-            dp_size: 1,
-            set: String::new(),
-            bootstrap_port: None,
-            topology: None,
-            capacity: Default::default(),
-            adapters: Vec::new(),
-            condition: Default::default(),
-        };
+        let worker = |id: &u64| Worker::new(WorkerId(*id), Role::Decode, None);
         ids.iter().map(worker).collect()
     }
 

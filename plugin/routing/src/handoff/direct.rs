@@ -130,19 +130,8 @@ mod tests {
 
     fn target(id: u64, rank: Option<u32>) -> Target {
         let worker = Worker {
-            id: WorkerId(id),
-            name: id.to_string(),
-            address: None,
-            role: Role::Decode,
-            model: None,
-            namespace: String::new(),
             dp_size: 2,
-            set: String::new(),
-            bootstrap_port: None,
-            topology: None,
-            capacity: Default::default(),
-            adapters: Vec::new(),
-            condition: Default::default(),
+            ..Worker::new(WorkerId(id), Role::Decode, None)
         };
         Target {
             worker: Rc::new(worker),

@@ -109,21 +109,8 @@ fn names() -> Vec<String> {
 }
 
 fn target(id: u64, role: Role) -> Target {
-    let worker = Worker {
-        id: WorkerId(id),
-        name: id.to_string(),
-        address: Some(format!("10.0.0.{id}:8000").parse().unwrap()),
-        role,
-        model: None,
-        namespace: String::new(),
-        dp_size: 1,
-        set: String::new(),
-        bootstrap_port: None,
-        topology: None,
-        capacity: Default::default(),
-        adapters: Vec::new(),
-        condition: Default::default(),
-    };
+    let address = format!("10.0.0.{id}:8000").parse().ok();
+    let worker = Worker::new(WorkerId(id), role, address);
     Target::whole(&Rc::new(worker))
 }
 

@@ -33,6 +33,8 @@ pub struct PrefillEnd {
     clippy::large_enum_variant,
     reason = "one a request, moved once or twice: cheaper than a box"
 )]
+#[derive(Debug)]
+#[must_use = "the request's next step"]
 pub enum AfterPrefill {
     /// Decode runs, and fetches the staged KV.
     Decode {

@@ -131,6 +131,8 @@ pub struct Router {
     clippy::large_enum_variant,
     reason = "one a request, moved once or twice: cheaper than a box"
 )]
+#[derive(Debug)]
+#[must_use = "the plan's bookings end with it"]
 pub enum Plan {
     /// The request is forwarded now.
     Forward(Dispatch, Assignment),

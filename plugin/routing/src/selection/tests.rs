@@ -33,21 +33,7 @@ pub const TASK: Task<'static> = Task {
 
 /// Workers of these ids.
 pub fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
-    let worker = |id: u64| Worker {
-        id: WorkerId(id),
-        name: id.to_string(),
-        address: None,
-        role: Role::Prefill,
-        model: None,
-        namespace: String::new(),
-        dp_size: 1,
-        set: String::new(),
-        bootstrap_port: None,
-        topology: None,
-        capacity: Default::default(),
-        adapters: Vec::new(),
-        condition: Default::default(),
-    };
+    let worker = |id: u64| Worker::new(WorkerId(id), Role::Prefill, None);
     ids.map(|id| Target::whole(&Rc::new(worker(id)))).collect()
 }
 

@@ -18,6 +18,6 @@ fn compare(name: &str, text: &str) {
     let there = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         there == text,
-        "docs/{name} is not what the code says; write it anew with UPDATE_DOCS=1 cargo test -p pd-router-routing --test walk"
+        "docs/{name} is not what the code says; write it anew with UPDATE_DOCS=1 cargo test -p routing --test walk"
     );
 }

@@ -157,20 +157,15 @@ impl World {
     /// The workers as discovery would list them; `model` gives each namespace's model.
     pub fn workers(&self, model: impl Fn(usize) -> String) -> Vec<Worker> {
         let here = self.here();
-        here.map(|(at, life, _)| Worker {
-            id: WorkerId(life.id),
-            name: format!("{}-{}", self.role(at).name(), life.id),
-            address: format!("127.0.0.1:{}", 100 + at).parse().ok(),
-            role: self.role(at),
-            model: Some(model(life.space)),
-            namespace: SPACES[life.space].to_owned(),
-            dp_size: 1,
-            set: SETS[life.set].to_owned(),
-            bootstrap_port: None,
-            topology: None,
-            capacity: Default::default(),
-            adapters: Vec::new(),
-            condition: Default::default(),
+        here.map(|(at, life, _)| {
+            let address = format!("127.0.0.1:{}", 100 + at).parse().ok();
+            Worker {
+                name: format!("{}-{}", self.role(at).name(), life.id),
+                model: Some(model(life.space)),
+                namespace: SPACES[life.space].to_owned(),
+                set: SETS[life.set].to_owned(),
+                ..Worker::new(WorkerId(life.id), self.role(at), address)
+            }
         })
         .collect()
     }

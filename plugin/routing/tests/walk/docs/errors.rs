@@ -18,7 +18,7 @@ struct Line {
 const HEAD: &str = "# Errors
 
 What pd-router itself answers; errors of a worker reach the client as the worker sent them. This page is generated from
-the code by `UPDATE_DOCS=1 cargo test -p pd-router-routing --test walk`, and a test fails where it is out of date.
+the code by `UPDATE_DOCS=1 cargo test -p routing --test walk`, and a test fails where it is out of date.
 
 The body is JSON in the shape of OpenAI's:
 

@@ -13,7 +13,7 @@ const HEAD: &str = "# States
 Prefill and decode workers of one model meet in one namespace: a *place*. A place's state is computed from what exists
 there now; nothing is remembered that decides anything. (*Deactivated* is *decode waiting* after having been active; it
 differs for people and metrics only.) This page is generated from the code by
-`UPDATE_DOCS=1 cargo test -p pd-router-routing --test walk`, and a test fails where it is out of date.
+`UPDATE_DOCS=1 cargo test -p routing --test walk`, and a test fails where it is out of date.
 
 A *set* is the workers of one role that share a set name. *Whole workers* run whole requests: those of role aggregated,
 and decode workers where the pool says `decode.runs_whole_requests`. A prefill worker is *bound* when all is known that a
