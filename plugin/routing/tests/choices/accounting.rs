@@ -133,7 +133,7 @@ fn the_expected_end_is_read_from_hints_and_from_max_tokens() {
         let mut wish = wish(1, 352).saying(nvext.clone());
         wish.max_tokens = max_tokens;
         let (phase, mut assignment) = wish.prefill(&mut router);
-        phase.answered(GOOD, Client::Waits, &mut router);
+        drop(phase.answered(GOOD, Client::Waits, &mut router));
         // 402 tokens are 26 blocks; a quarter or a half of the last four blocks weighs nothing.
         assignment.generated(50);
         let total = router.total_load();
@@ -200,7 +200,7 @@ fn a_retrys_booking_is_its_own() {
         let total = router.total_load();
         assert_eq!((total.prefills, total.decodes), (1, 1));
     }
-    phase.answered(status(500), Client::Waits, &mut router);
+    drop(phase.answered(status(500), Client::Waits, &mut router));
     assert_eq!(router.total_load().prefills, 0);
     drop(assignment);
     assert!(router.total_load().is_idle());
@@ -267,7 +267,7 @@ fn found_c4_blocks_count_against_a_threshold_until_the_answer_ends() {
         let Ok(Plan::Prefill(phase, mut assignment)) = wish.plan(&mut router) else {
             break;
         };
-        phase.answered(GOOD, Client::Waits, &mut router);
+        drop(phase.answered(GOOD, Client::Waits, &mut router));
         // Four tokens before its end, an answer holds the prompt's 100 blocks and six of its own.
         assignment.generated(96);
         assignments.push(assignment);
@@ -328,7 +328,7 @@ fn found_c6_an_answer_beyond_its_hint_weighs_what_it_holds_beyond() {
         .saying(json!({"agent_hints": {"osl": 16}}))
         .decoded_by(101);
     let (phase, mut assignment) = long.prefill(&mut router);
-    phase.answered(GOOD, Client::Waits, &mut router);
+    drop(phase.answered(GOOD, Client::Waits, &mut router));
     assignment.generated(1_616);
     let load = load(&router, 101);
     assert_eq!((load.decode_blocks, load.decode_weight), (201, 200));
@@ -347,7 +347,7 @@ fn what_is_held_by_answers_near_their_ends_is_not_taken_for_somebody_elses() {
     let mut wish = wish(1, 1_600);
     wish.max_tokens = Some(32);
     let (phase, mut assignment) = wish.prefill(&mut router);
-    phase.answered(GOOD, Client::Waits, &mut router);
+    drop(phase.answered(GOOD, Client::Waits, &mut router));
     assignment.generated(32);
     // The 102 blocks in use of 200 are the booked ones: no other sender holds any.
     router.apply_reports(&[Report {

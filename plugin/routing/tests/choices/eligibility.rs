@@ -336,7 +336,7 @@ fn an_adapters_blocks_are_not_its_models() {
 fn a_dead_worker_is_passed_over_even_where_it_alone_has_the_adapter() {
     let mut router = router(&adapted(["prefill", "decode"]), json!({}), 1);
     let (phase, _assignment) = wish(9, 100).prefilled_by(2).prefill(&mut router);
-    phase.answered(UNREACHED, Client::Waits, &mut router);
+    drop(phase.answered(UNREACHED, Client::Waits, &mut router));
     let picked = wish(1, 10)
         .of_model("poet")
         .at(2_000)

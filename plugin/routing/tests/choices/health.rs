@@ -11,7 +11,7 @@ use crate::support::*;
 /// A call with a fresh prompt to the named worker, with the given answer.
 fn ends(router: &mut Router, id: u64, ms: u64, answer: PrefillAnswer<'_>) {
     let (phase, assignment) = wish(50 + id, 100).prefilled_by(id).at(ms).prefill(router);
-    phase.answered(answer, Client::Waits, router);
+    drop(phase.answered(answer, Client::Waits, router));
     router.request_ended(&assignment);
 }
 
@@ -75,7 +75,7 @@ fn half_open_success_closes() {
         .find(|(phase, _)| phase.worker().id.0 == 2)
         .unwrap();
     assert_eq!(sent(&mut router, 6_002, 40), 0);
-    phase.answered(GOOD, Client::Left, &mut router);
+    drop(phase.answered(GOOD, Client::Left, &mut router));
     assert_eq!(router.ejected(), 0);
     assert_eq!(sent(&mut router, 6_003, 40), 10);
 }
@@ -97,7 +97,7 @@ fn a_trial_that_fails_goes_elsewhere_and_ejects_for_longer() {
     assert_ne!(next.worker().id.0, 2);
     // The request may be the cause, until another worker has served it.
     assert_eq!(lasts(&mut router), None);
-    next.answered(GOOD, Client::Waits, &mut router);
+    drop(next.answered(GOOD, Client::Waits, &mut router));
     assert_eq!(lasts(&mut router), Some(at(10_000)));
     assert_eq!(sent(&mut router, 16_000, 40), 0);
     assert_eq!(sent(&mut router, 16_002, 40), 1);
@@ -114,7 +114,7 @@ fn a_retry_that_has_nobody_else_goes_to_one_that_is_ejected_and_an_answer_lets_i
     let next = again(phase.answered(status(500), Client::Waits, &mut router));
     assert_eq!(next.worker().id.0, 2);
     assert!(router.is_ejected(WorkerId(2)));
-    next.answered(GOOD, Client::Waits, &mut router);
+    drop(next.answered(GOOD, Client::Waits, &mut router));
     assert_eq!(router.ejected(), 0);
 }
 
@@ -192,7 +192,7 @@ fn one_failure_is_tried_elsewhere_first_for_a_second() {
 fn plain_requests_go_to_one_that_works() {
     let mut router = router(&pairs(1, 3), json!({}), 1);
     let (phase, mut assignment) = wish(1, 100).decoded_by(102).prefill(&mut router);
-    phase.answered(GOOD, Client::Waits, &mut router);
+    drop(phase.answered(GOOD, Client::Waits, &mut router));
     router.leg_ended(&mut assignment, Came::Refused);
     drop(assignment);
     let unreachable = "10.0.0.102:102";

@@ -26,7 +26,7 @@ fn well_known() -> Router {
                 .at(now)
                 .prefill(&mut router);
             router.advance(at(now + ms_a_prompt));
-            phase.answered(GOOD, Client::Waits, &mut router);
+            drop(phase.answered(GOOD, Client::Waits, &mut router));
             drop(assignment);
         }
     }
@@ -39,7 +39,7 @@ fn well_known() -> Router {
             .at(290_000)
             .prefill(&mut router);
         let answer = if id == 1 { GOOD } else { status(500) };
-        phase.answered(answer, Client::Waits, &mut router);
+        drop(phase.answered(answer, Client::Waits, &mut router));
         router.request_ended(&assignment);
     }
     assert!(remembered(&router, 2) > 0 && router.is_ejected(WorkerId(2)));

@@ -96,7 +96,7 @@ fn chats_keep_their_workers_through_their_bodies() {
                 };
                 of.push(phase.worker().id.0);
                 router.advance(at(now + 100));
-                phase.answered(GOOD, Client::Waits, &mut router);
+                drop(phase.answered(GOOD, Client::Waits, &mut router));
                 drop(assignment);
                 now += 5_000;
                 messages.push(json!({"role": "assistant", "content": text("answer")}));

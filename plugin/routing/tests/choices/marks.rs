@@ -109,7 +109,7 @@ fn one_that_cannot_be_reached_is_passed_over_for_five_seconds_and_forgets() {
     for name in PICKING {
         let mut router = router(&pairs(3, 1), policy(name), 1);
         wish(1, 400).prefilled_by(2).at(100).served(&mut router);
-        ends(&mut router, 2, UNREACHED);
+        drop(ends(&mut router, 2, UNREACHED));
         assert_eq!(remembered(&router, 2), 0);
         for ms in [1_001, 3_000, 5_999] {
             for number in 0..40 {
@@ -132,8 +132,8 @@ fn found_b1_one_whose_call_could_not_be_made_is_passed_over_for_a_second_and_kee
     let mut router = router(&pairs(3, 1), json!({}), 1);
     wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
     for _ in 0..9 {
-        ends(&mut router, 2, PrefillAnswer::NotSent);
-        ends(&mut router, 1, GOOD);
+        drop(ends(&mut router, 2, PrefillAnswer::NotSent));
+        drop(ends(&mut router, 1, GOOD));
     }
     assert_eq!(router.ejected(), 0);
     assert!(remembered(&router, 2) >= 240);
@@ -149,7 +149,7 @@ fn found_b1_a_call_that_cannot_be_sent_for_what_it_carries_is_held_against_nobod
     for _ in 0..9 {
         let after = ends(&mut router, 2, PrefillAnswer::Unsendable);
         assert!(matches!(after, AfterPrefill::Refused(refusal) if refusal.status() == 400));
-        ends(&mut router, 1, GOOD);
+        drop(ends(&mut router, 1, GOOD));
     }
     assert_eq!(router.ejected(), 0);
     assert_eq!(wish(1, 4_000).at(1_001).prefiller(&mut router), 2);
@@ -159,7 +159,7 @@ fn found_b1_a_call_that_cannot_be_sent_for_what_it_carries_is_held_against_nobod
 fn the_next_attempt_passes_over_those_that_are_marked() {
     for _ in 0..10 {
         let mut router = router(&pairs(3, 1), json!({}), 1);
-        ends(&mut router, 1, UNREACHED);
+        drop(ends(&mut router, 1, UNREACHED));
         let (phase, _assignment) = wish(1, 100).prefill(&mut router);
         let first = phase.worker().id.0;
         let next = again(phase.answered(status(500), Client::Waits, &mut router));
@@ -180,7 +180,7 @@ fn the_prefix_goes_to_the_one_that_took_over() {
     // The whole prompt must be computed there.
     assert_eq!(load(&router, other).prefill_tokens, 4_000);
     router.advance(at(1_500));
-    next.answered(GOOD, Client::Waits, &mut router);
+    drop(next.answered(GOOD, Client::Waits, &mut router));
     assert_eq!(
         wish(1, 4_000).at(20_000).prefillers(&mut router, 50, 4)[other as usize - 1],
         50
@@ -192,7 +192,7 @@ fn where_all_are_marked_they_are_used_all_the_same() {
     for failure in [UNREACHED, status(429)] {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         for id in 1..=3 {
-            ends(&mut router, id, failure);
+            drop(ends(&mut router, id, failure));
         }
         let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
         assert!(unevenness(&picked) < 14.0, "{picked:?}");
@@ -200,7 +200,7 @@ fn where_all_are_marked_they_are_used_all_the_same() {
     // One of them is only overloaded: it is preferred.
     let mut router = router(&pairs(3, 1), json!({}), 1);
     for (id, failure) in [(1, UNREACHED), (2, status(429)), (3, UNREACHED)] {
-        ends(&mut router, id, failure);
+        drop(ends(&mut router, id, failure));
     }
     assert_eq!(
         wish(1, 4_000).at(1_500).prefillers(&mut router, 50, 3),
@@ -236,13 +236,13 @@ fn one_that_is_full_is_passed_over_for_longer_each_time_and_keeps_its_prefixes()
 fn an_answer_clears_the_mark_and_a_clients_error_sets_none() {
     for answer in [GOOD, status(400)] {
         let mut router = router(&pairs(3, 1), json!({}), 1);
-        ends(&mut router, 2, answer);
+        drop(ends(&mut router, 2, answer));
         let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
         assert!(picked[1] > 50, "{picked:?}");
     }
     let mut router = router(&pairs(3, 1), json!({}), 1);
-    ends(&mut router, 2, UNREACHED);
-    ends(&mut router, 2, GOOD);
+    drop(ends(&mut router, 2, UNREACHED));
+    drop(ends(&mut router, 2, GOOD));
     let picked = wish(1, 4_000).at(1_500).prefillers(&mut router, 300, 3);
     assert!(picked[1] > 50, "{picked:?}");
 }
@@ -251,7 +251,7 @@ fn an_answer_clears_the_mark_and_a_clients_error_sets_none() {
 fn a_decode_worker_that_took_no_connection_is_passed_over_too() {
     let mut router = router(&pairs(1, 3), json!({}), 1);
     let (phase, mut assignment) = wish(1, 100).decoded_by(102).prefill(&mut router);
-    phase.answered(GOOD, Client::Waits, &mut router);
+    drop(phase.answered(GOOD, Client::Waits, &mut router));
     router.took_no_connection(&["10.0.0.102:102".parse().unwrap()]);
     router.served_by(&mut assignment, "10.0.0.103:103".parse().unwrap());
     assert_eq!(
@@ -270,7 +270,7 @@ fn a_decode_worker_that_took_no_connection_is_passed_over_too() {
 fn a_mark_outlives_neither_its_worker_nor_a_clock_that_goes_back() {
     let all = pairs(2, 1);
     let mut router = router(&all, json!({}), 1);
-    ends(&mut router, 2, UNREACHED);
+    drop(ends(&mut router, 2, UNREACHED));
     adopt(
         &mut router,
         &all[..1]
@@ -283,7 +283,7 @@ fn a_mark_outlives_neither_its_worker_nor_a_clock_that_goes_back() {
     // After its return no earlier failure counts.
     let picked = wish(1, 100).at(1_500).prefillers(&mut router, 200, 2);
     assert!(picked[1] > 50, "{picked:?}");
-    ends(&mut router, 2, UNREACHED);
+    drop(ends(&mut router, 2, UNREACHED));
     assert_eq!(wish(1, 100).at(10).prefiller(&mut router), 1);
     let picked = wish(1, 100).at(7_000).prefillers(&mut router, 200, 2);
     assert!(picked[1] > 50, "{picked:?}");

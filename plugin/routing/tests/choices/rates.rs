@@ -99,7 +99,7 @@ fn one_slow_start_is_not_held_against_a_worker_for_ever() {
                 .prefill(&mut router);
             now += if id == 3 { 10_000 } else { 500 };
             router.advance(at(now));
-            phase.answered(GOOD, routing::route::Client::Waits, &mut router);
+            drop(phase.answered(GOOD, routing::route::Client::Waits, &mut router));
             drop(assignment);
         }
         let mut engines = Engines::new(&[RATE; 4], 0.0);

@@ -255,7 +255,7 @@ impl Wish {
         let tokens = load(router, phase.worker().id.0).prefill_tokens;
         let id = phase.worker().id.0;
         router.advance(self.now + Duration::from_secs_f64(tokens as f64 / RATE));
-        phase.answered(GOOD, Client::Waits, router);
+        drop(phase.answered(GOOD, Client::Waits, router));
         drop(assignment);
         id
     }

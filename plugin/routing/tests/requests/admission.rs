@@ -67,7 +67,7 @@ fn those_who_wait_are_called_in_order_when_a_booking_ends() {
     assert!(again(&mut router, &mut sooner, 1100).is_none());
 
     let (phase, assignment) = first;
-    phase.answered(GOOD, Client::Waits, &mut router);
+    drop(phase.answered(GOOD, Client::Waits, &mut router));
     let third = prefill(again(&mut router, &mut sooner, 1200).expect("its turn"));
     assert_eq!(sooner.into_body(), body(&json!({})));
     assert_eq!((router.waiting(), router.called()), (1, vec![later.waiter]));
@@ -172,7 +172,7 @@ fn found_b2_a_request_that_waits_is_read_once_however_often_it_is_tried() {
         assert_eq!(tally.body_bytes, long.len() as u64, "each byte once");
         assert!(tally.picks.is_empty(), "{tally:?}");
 
-        first.answered(GOOD, Client::Waits, &mut router);
+        drop(first.answered(GOOD, Client::Waits, &mut router));
         drop(assignment);
         let (phase, _assignment) =
             prefill(again(&mut router, &mut queued, 2000).expect("its turn"));

@@ -415,10 +415,10 @@ fn found_c3_clients_that_leave_eject_no_prefill_worker() {
     let mut router = router("sglang", &workers, json!({}));
     for number in 0..12 {
         let (phase, assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 1})));
-        phase.answered(status(500), Client::Left, &mut router);
+        drop(phase.answered(status(500), Client::Left, &mut router));
         router.request_ended(&assignment);
         let (phase, mut assignment) = prefill(ask(&mut router, json!({"prefill_worker_id": 2})));
-        phase.answered(GOOD, Client::Waits, &mut router);
+        drop(phase.answered(GOOD, Client::Waits, &mut router));
         router.answer_begins(&mut assignment);
         router.request_ended(&assignment);
         assert_eq!(router.ejected(), 0, "{number}");

@@ -106,7 +106,7 @@ fn found_c2_one_that_took_no_connection_tells_again_before_it_is_handed_anything
     }
     let (phase, _assignment) = prefill(ask(&mut router, json!({})));
     let failed = phase.worker().id.0;
-    phase.answered(UNREACHED, Client::Waits, &mut router);
+    drop(phase.answered(UNREACHED, Client::Waits, &mut router));
     let unbound: Vec<u64> = router
         .questions()
         .iter()
@@ -192,7 +192,7 @@ fn found_c2_a_suspicion_that_is_decided_late_dies_with_the_life_it_is_of() {
         panic!("not asked again");
     };
     // A success of the second worker after the first one's failure would otherwise eject the first.
-    second.answered(GOOD, Client::Waits, &mut router);
+    drop(second.answered(GOOD, Client::Waits, &mut router));
     router.request_ended(&assignment);
     assert_eq!(router.ejected(), 0);
 }

@@ -223,7 +223,7 @@ fn found_v4_a_worker_that_has_never_answered_may_take_longer() {
         let mut router = router("nixl", &workers, json!({"prefill": {"attempts": 1}}));
         let (cold, _assignment) = prefill(ask(&mut router, json!({})));
         assert_eq!(cold.timeout(), Duration::from_secs(180));
-        cold.answered(end, Client::Waits, &mut router);
+        drop(cold.answered(end, Client::Waits, &mut router));
         let (warm, _assignment) = prefill(ask(&mut router, json!({})));
         assert!(warm.timeout() < Duration::from_secs(20));
         leave(&mut router, &[1]);
