@@ -149,7 +149,7 @@ pub fn pool(protocol: &str, callers: Callers, fields: &str) -> Pool {
 
 /// A router of such a pool, ready to plan.
 pub fn router(protocol: &str, callers: Callers, fields: &str) -> Router {
-    let mut router = Router::new(pool(protocol, callers, fields), 1, 2);
+    let mut router = Router::new(pool(protocol, callers, fields), 1, 2, NOW);
     router.advance(NOW);
     for id in [1, 2] {
         let worker = router.fleet().get(routing::fleet::WorkerId(id));

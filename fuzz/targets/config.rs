@@ -24,7 +24,7 @@ fuzz_target!(|document: &[u8]| {
             assert!(secret.len() < 12 || !written.contains(secret) || elsewhere(document, secret));
         }
         let _ = discovery::source(pool).and_then(|source| source.poll());
-        let mut router = Router::new(pool.clone(), 1, 2);
+        let mut router = Router::new(pool.clone(), 1, 2, NOW);
         router.advance(NOW);
         let body = br#"{"model":"m","messages":[]}"#;
         let _ = router.plan(Generation::Chat, body, input());

@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     let nth = choices.one(&[0, 1, 2, 3, 4, 5]);
     let status = choices.one(&[200, 200, 200, 304, 500]);
     let pool = pool(nth);
-    let mut router = Router::new(pool.clone(), 1, 2);
+    let mut router = Router::new(pool.clone(), 1, 2, NOW);
     router.advance(NOW);
     let mut source = discovery::source(&pool).expect("a source");
     let mut polled = PolledWorkers::default();

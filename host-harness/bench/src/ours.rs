@@ -263,7 +263,7 @@ pub(crate) fn router(situation: &Situation) -> Router {
     );
     let config = Config::parse(config.as_bytes()).expect("a configuration");
     let pool = config.pools.into_iter().next().expect("a pool");
-    Router::new(pool, 1, 1)
+    Router::new(pool, 1, 1, Duration::ZERO)
 }
 
 /// Room for all caches at once, with a margin.

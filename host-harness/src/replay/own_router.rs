@@ -38,7 +38,12 @@ impl OwnRouter {
         let document = document(policy, parameters).to_string();
         let config = Config::parse(document.as_bytes());
         let mut config = config.map_err(|source| OwnRouterError { policy, source })?;
-        Ok(Self(Router::new(config.pools.remove(0), seed, 0)))
+        Ok(Self(Router::new(
+            config.pools.remove(0),
+            seed,
+            0,
+            Duration::ZERO,
+        )))
     }
 }
 

@@ -105,7 +105,7 @@ impl Vm {
             return state.clone();
         }
         let seed = host::now_ns() ^ u64::from(root).rotate_left(32);
-        let mut router = Router::new(pool.clone(), seed, seed);
+        let mut router = Router::new(pool.clone(), seed, seed, self.now());
         router.keep_decisions();
         let state = PoolState {
             router: Rc::new(RefCell::new(router)),

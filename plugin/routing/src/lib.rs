@@ -20,10 +20,10 @@
 //! let pool = Config::parse(config)?.pools.remove(0);
 //! // The choice between equal workers follows from the seed. No other router of the proxy has the same owner.
 //! let (seed, owner) = (1, 2);
-//! let mut router = Router::new(pool, seed, owner);
-//!
 //! // The time since 1970: a router has no clock.
 //! let now = Duration::from_secs(1_800_000_000);
+//! let mut router = Router::new(pool, seed, owner, now);
+//!
 //! let body = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": true}"#;
 //! let input = PlanInput { now, ..PlanInput::default() };
 //!

@@ -174,8 +174,9 @@ pub enum Explain {
 }
 
 impl Router {
-    /// A router for `pool`. Its choices follow from `seed`, its rooms from `owner`, a number that no other VM of this proxy has.
-    pub fn new(pool: Pool, seed: u64, owner: u64) -> Self {
+    /// A router for `pool` at `now`, since 1970. Its choices follow from `seed`, its rooms from `owner`, a number that no other VM
+    /// of this proxy has.
+    pub fn new(pool: Pool, seed: u64, owner: u64, now: Duration) -> Self {
         let workers = match &pool.discovery {
             Discovery::Static(list) => static_workers(&list.workers),
             _ => Vec::new(),
@@ -206,6 +207,7 @@ impl Router {
             depths: Vec::new(),
             pool,
         };
+        router.advance(now);
         router.adopt(Fleet::new(0, workers));
         router
     }

@@ -1,6 +1,7 @@
 //! Tests of the routing of a request, with plain values.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::*;
 use crate::config::Config;
@@ -29,7 +30,7 @@ fn router_with(protocol: &str, workers: &[(&str, u16)], fields: &str) -> Router 
         workers.join(",")
     );
     let config = Config::parse(document.as_bytes()).unwrap();
-    Router::new(config.pools[0].clone(), 42, 7)
+    Router::new(config.pools[0].clone(), 42, 7, Duration::ZERO)
 }
 
 const UNTOLD: PlanInput<'static> = PlanInput {

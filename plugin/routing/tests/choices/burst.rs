@@ -2,6 +2,7 @@
 
 use routing::route::Router;
 use serde_json::json;
+use std::time::Duration;
 
 use crate::engine::Engines;
 use crate::support::*;
@@ -46,7 +47,7 @@ fn different_prompts_spread_and_the_same_prompt_nearly_so() {
                 for (bound, prompts) in
                     [(12, &different(tokens, block)), (16, &same), (16, &shared)]
                 {
-                    let mut router = Router::new(pool.clone(), seed, 7);
+                    let mut router = Router::new(pool.clone(), seed, 7, Duration::ZERO);
                     let got = burst(&mut router, prompts, 1_000);
                     at_most(bound, &got, &format!("{block} {tokens} {seed}"));
                     assert!(router.total_load().is_idle());
@@ -152,7 +153,7 @@ fn equal_scores_prefer_no_index_in_fresh_routers() {
         let prompt = Prompt::new(1, 10, 16);
         let (mut prefills, mut decodes) = (vec![0; 8], vec![0; 8]);
         for seed in 0..2_000 {
-            let mut router = Router::new(pool.clone(), seed, 7);
+            let mut router = Router::new(pool.clone(), seed, 7, Duration::ZERO);
             let assignment = router.reserve(&prompt.ask(), at(1_000)).unwrap();
             prefills[usize::try_from(prefill_id(&assignment) - 1).unwrap()] += 1;
             decodes[usize::try_from(decode_id(&assignment) - 101).unwrap()] += 1;
@@ -185,7 +186,7 @@ fn equal_loads_prefer_no_index_either() {
         let pool = config(&pairs(3, 3), policy(name)).pools[0].clone();
         let mut first = 0;
         for seed in 0..1_000 {
-            let mut router = Router::new(pool.clone(), seed, 7);
+            let mut router = Router::new(pool.clone(), seed, 7, Duration::ZERO);
             let busy = wish(1, 10)
                 .prefilled_by(2)
                 .decoded_by(102)

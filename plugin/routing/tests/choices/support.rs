@@ -74,7 +74,12 @@ pub fn config(workers: &[Value], fields: Value) -> Config {
 }
 
 pub fn router(workers: &[Value], fields: Value, seed: u64) -> Router {
-    Router::new(config(workers, fields).pools[0].clone(), seed, 7)
+    Router::new(
+        config(workers, fields).pools[0].clone(),
+        seed,
+        7,
+        Duration::ZERO,
+    )
 }
 
 /// Replaces all workers by these.

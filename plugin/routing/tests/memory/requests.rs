@@ -16,7 +16,7 @@ fn router(protocol: &str) -> Router {
     let pool =
         json!({"name": "p", "protocol": protocol, "discovery": {"static": {"workers": workers}}});
     let config = Config::parse(json!({"pools": [pool]}).to_string().as_bytes()).unwrap();
-    Router::new(config.pools[0].clone(), 42, 7)
+    Router::new(config.pools[0].clone(), 42, 7, Duration::ZERO)
 }
 
 fn plan(protocol: &str, generation: Generation, body: &[u8]) -> Result<Plan, Refusal> {

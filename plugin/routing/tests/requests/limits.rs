@@ -6,6 +6,7 @@ use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
 use routing::route::{Client, MAX_PREFILL_ANSWER, Plan, PlanInput, PrefillAnswer, Refusal, Router};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 use crate::support::*;
 
@@ -240,7 +241,7 @@ fn of_models(from: u64, count: u64) -> Vec<Worker> {
         })
         .collect();
     let config = configured("aggregated", &listed, json!({})).unwrap();
-    let router = Router::new(config.pools[0].clone(), 1, 2);
+    let router = Router::new(config.pools[0].clone(), 1, 2, Duration::ZERO);
     let workers = router.fleet().workers();
     workers.map(|worker| Worker::clone(worker)).collect()
 }
@@ -278,5 +279,5 @@ fn a_fleet_of_as_many_models_as_workers_is_adopted_without_a_wait() {
     let begun = std::time::Instant::now();
     router.adopt(Fleet::new(1, workers));
     let took = begun.elapsed();
-    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
 }

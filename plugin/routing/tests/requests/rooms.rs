@@ -1,6 +1,7 @@
 //! Tests of SGLang's rooms, and of its two legs.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use routing::config::Pool;
 use routing::outcome::{Came, Cost};
@@ -45,7 +46,7 @@ fn rooms_are_aligned_bounded_never_used_twice_and_different_in_every_vm() {
     for ranks in [1, 2, 3, 8] {
         let mut seen = HashSet::new();
         for owner in [0, 1, 7, (1 << 24) - 1] {
-            let mut router = Router::new(pool(ranks), 42, owner);
+            let mut router = Router::new(pool(ranks), 42, owner, Duration::ZERO);
             for _ in 0..200 {
                 let (phase, _assignment) = prefill(ask(&mut router, json!({})));
                 let room = room(&phase, &mut router);
@@ -63,7 +64,7 @@ fn rooms_are_aligned_bounded_never_used_twice_and_different_in_every_vm() {
 
 #[test]
 fn a_call_that_was_never_made_is_made_elsewhere_with_a_new_room() {
-    let mut router = Router::new(pool(2), 42, 7);
+    let mut router = Router::new(pool(2), 42, 7, Duration::ZERO);
     let (phase, assignment) = prefill(ask(&mut router, json!({})));
     let (first, worker) = (room(&phase, &mut router), phase.worker().id);
     let AfterPrefill::Again(phase) =
@@ -117,7 +118,7 @@ fn found_w3_a_prefill_beside_decode_that_never_began_costs_no_recovery() {
 
 #[test]
 fn a_request_whose_client_left_can_be_dropped_by_the_id_that_was_sent() {
-    let mut sglang = Router::new(pool(1), 42, 7);
+    let mut sglang = Router::new(pool(1), 42, 7, Duration::ZERO);
     let (phase, _assignment) = prefill(ask(&mut sglang, json!({})));
     let sent: Value = serde_json::from_slice(&phase.body(&body(&json!({})))).unwrap();
     let abort = phase.abort_leg().expect("an abort endpoint");

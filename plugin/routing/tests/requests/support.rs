@@ -9,6 +9,7 @@ use routing::route::{
     Router,
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// A worker; its port is its id, as far as the id is a port.
 pub fn worker(role: &str, id: u64) -> Value {
@@ -52,7 +53,7 @@ pub fn router(protocol: &str, workers: &[Value], fields: Value) -> Router {
     let turns = json!({"prefill": "round_robin", "decode": "round_robin"});
     let fields = with(json!({"trust_clients": true, "selection": turns}), fields);
     let config = configured(protocol, workers, fields).unwrap();
-    Router::new(config.pools[0].clone(), 42, 7)
+    Router::new(config.pools[0].clone(), 42, 7, Duration::ZERO)
 }
 
 /// Removes workers.
@@ -98,7 +99,7 @@ pub fn ask_with(
         .collect();
     let input = PlanInput {
         headers: &headers,
-        now: std::time::Duration::from_secs(1),
+        now: Duration::from_secs(1),
         ..PlanInput::default()
     };
     router.plan(Generation::Chat, &body(&nvext), input)

@@ -150,7 +150,7 @@ const INFO: &[u8] = br#"{"disaggregation_bootstrap_port":8998}"#;
 impl Old {
     fn new(pool: Pool) -> Self {
         Self {
-            router: Router::new(pool, 42, 7),
+            router: Router::new(pool, 42, 7, Duration::ZERO),
             listed: BTreeMap::new(),
             registry: Registry::default(),
             bound: BTreeSet::new(),
@@ -200,7 +200,7 @@ impl Old {
 
     /// A gateway that has just started, with the same workers and the same reports.
     fn fresh(&self, pool: Pool) -> Router {
-        let mut router = Router::new(pool, 43, 8);
+        let mut router = Router::new(pool, 43, 8, Duration::ZERO);
         router.adopt(Fleet::new(1, self.workers()));
         for (id, ..) in &self.bound {
             let worker = router.fleet().get(WorkerId(*id)).expect("it is there");
@@ -416,7 +416,7 @@ fn found_c11_of_models_that_have_gone_those_gone_longest_are_forgotten() {
         whole: false,
         stale: "ignore",
     };
-    let mut router = Router::new(pool(setup), 42, 7);
+    let mut router = Router::new(pool(setup), 42, 7, Duration::ZERO);
     let status = |router: &Router, name: &str| match readiness(router, name) {
         Answer::Refused(status, _) => status,
         Answer::Served(_) => 200,

@@ -1,6 +1,7 @@
 //! Owns the subject under test: it receives news and gives answers; the real router is one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use routing::config::{Config, OnPrefillAbsent, ProtocolName};
 use routing::fleet::{Fleet, Incarnation, Role, WorkerId};
@@ -94,7 +95,7 @@ impl Real {
 
     pub fn with(setup: Setup, fields: &str) -> Self {
         Self {
-            router: Router::new(pool(&setup, fields), 42, 7),
+            router: Router::new(pool(&setup, fields), 42, 7, Duration::ZERO),
             setup,
             version: 0,
             reported: BTreeMap::new(),
@@ -163,7 +164,7 @@ impl Subject for Real {
         let body = ask.body();
         let input = PlanInput {
             headers: &[],
-            now: std::time::Duration::from_secs(1),
+            now: Duration::from_secs(1),
             ..PlanInput::default()
         };
         match self.router.plan(Generation::Chat, &body, input) {

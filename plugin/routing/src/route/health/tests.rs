@@ -2,6 +2,7 @@
 
 use hashbrown::{HashMap, HashSet};
 use proptest::prelude::*;
+use std::time::Duration;
 
 use super::*;
 use crate::config::Config;
@@ -50,7 +51,7 @@ struct Rig {
 impl Rig {
     fn new(ids: &[u64]) -> Self {
         let mut rig = Self {
-            router: Router::new(pool(ids), 1, 7),
+            router: Router::new(pool(ids), 1, 7, Duration::ZERO),
             now: START,
         };
         rig.wait(Duration::ZERO);
@@ -120,7 +121,7 @@ impl Rig {
     }
 
     fn adopt(&mut self, ids: &[u64]) {
-        let other = Router::new(pool(ids), 1, 7);
+        let other = Router::new(pool(ids), 1, 7, Duration::ZERO);
         let workers = other.fleet().workers().map(|worker| Worker::clone(worker));
         let version = self.router.fleet().version() + 1;
         self.router.adopt(Fleet::new(version, workers.collect()));
