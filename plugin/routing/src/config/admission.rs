@@ -7,9 +7,9 @@ use serde::Deserialize;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Admission {
-    /// Busy thresholds of prefill workers.
+    /// Busy thresholds of prefill workers, and of aggregated ones.
     pub prefill: PrefillBusy,
-    /// Busy thresholds of decode workers.
+    /// Busy thresholds of decode workers, and of aggregated ones.
     pub decode: DecodeBusy,
     /// Queue of the requests that wait while all workers are too busy; absent: these requests are refused with 429.
     pub queue: Option<Queue>,
@@ -88,20 +88,21 @@ pub enum QueuePolicy {
 pub struct Conditional {
     /// Rule by which a prompt stays.
     pub policy: ConditionalPolicy,
-    /// `isl_bounding`: a prompt stays if fewer tokens than this are left to compute, and these are a smaller share of the
-    /// prompt than `uncached_share`.
+    /// `isl_bounding` and `isl_or_load`: a prompt stays if fewer tokens than this are left to compute, and these are a smaller
+    /// share of the prompt than `uncached_share`.
     pub uncached_tokens: u64,
-    /// `isl_bounding`: share of a prompt, from 0 to 1, that the tokens left to compute must not reach. A prompt of which
-    /// nothing is cached therefore never stays by this rule.
+    /// `isl_bounding` and `isl_or_load`: share of a prompt, from 0 to 1, that the tokens left to compute must not reach. A
+    /// prompt of which nothing is cached therefore never stays by this rule.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1)))]
     pub uncached_share: f64,
-    /// A prompt with fewer tokens than this left to compute stays, whatever their share; 0: never. Dynamo has no such rule.
+    /// `isl_bounding` and `isl_or_load`: a prompt with fewer tokens than this left to compute stays, whatever their share; 0:
+    /// no such rule. Dynamo has none.
     pub short_tokens: u64,
-    /// `prefill_load`: prefill is busy, and a prompt stays, when the prefill worker that would be picked has more prompt tokens
-    /// booked than this; absent: no such threshold.
+    /// `prefill_load` and `isl_or_load`: prefill is busy, and a prompt stays, when the prefill worker that would be picked has
+    /// more prompt tokens booked than this, or when `admission` holds all of them for too busy; absent: no such threshold.
     pub prefill_busy_tokens: Option<u64>,
-    /// `prefill_load`: prefill is busy as well when the prefill worker that would be picked has more prompt tokens booked than
-    /// this many times its `batched_tokens`; absent: no such threshold.
+    /// `prefill_load` and `isl_or_load`: prefill is busy as well when the prefill worker that would be picked has more prompt
+    /// tokens booked than this many times its `batched_tokens`; absent: no such threshold.
     #[cfg_attr(feature = "schema", schemars(range(min = 0)))]
     pub prefill_busy_fraction: Option<f64>,
     /// Share of a decode worker's `kv_blocks`, from 0 to 1. A decode worker that would use a larger share with the prompt keeps

@@ -144,7 +144,8 @@ pub struct MemberAttributes {
     /// `sglang` and `mooncake`: port of the hosts' bootstrap servers; absent: the pool's.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bootstrap_port: Option<u16>,
-    /// KV blocks that fit on one rank of each host; absent: the pool's `kv_blocks`.
+    /// KV blocks that fit on one rank of each host; absent: what the engine reports (`engine_metrics`), else the pool's
+    /// `kv_blocks`.
     pub kv_blocks: Option<u32>,
     /// Maximum tokens that one step of each host computes (vLLM's `max_num_batched_tokens`); absent: not known.
     pub batched_tokens: Option<u64>,

@@ -20,8 +20,8 @@ pub struct EngineMetrics {
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub timeout_ms: u64,
     /// Milliseconds after which a worker's figures are stale, at least `interval_ms`; then the greater of the last figures and
-    /// the median of the worker's peers counts. With many workers, each of which is polled seldom, figures last for two rounds
-    /// of polls.
+    /// the median of the worker's peers counts, and after `booking_expiry_ms` the median alone. With many workers, each of
+    /// which is polled seldom, figures last for two rounds of polls.
     pub stale_after_ms: u64,
     /// Maximum polls a second, for all the pool's workers together. With more workers than `interval_ms` allows, each worker is
     /// polled less often (1,000 workers: every four seconds).

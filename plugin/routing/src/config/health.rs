@@ -10,7 +10,8 @@ use super::check::value;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Health {
-    /// Failures in a row after which a worker is ejected, if other workers of its role work; 0: never.
+    /// Failures in a row after which a worker is ejected, if another worker of its role, model and namespace has answered since
+    /// they began; 0: never.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "failures")))]
     pub eject_after: u32,
     /// Milliseconds of a worker's first ejection. Each further ejection lasts twice as long as the one before.
@@ -19,9 +20,9 @@ pub struct Health {
     /// Maximum milliseconds of an ejection, at least `eject_ms`. After this much time of work since its last ejection, a worker
     /// begins with `eject_ms` again.
     pub most_eject_ms: u64,
-    /// Minimum milliseconds granted to a worker for a prefill, or until its first token, while the worker has neither answered
-    /// nor passed a deadline; 0: the same time as later. Engines compile at their first requests, for 30 to 150 s. Each thread
-    /// of the proxy counts only answers of its own.
+    /// Minimum milliseconds granted to a worker for a prefill, or until its first token, while the worker has given no good
+    /// answer and passed no deadline; 0: the same time as later. Engines compile at their first requests, for 30 to 150 s. Each
+    /// thread of the proxy counts only answers of its own.
     pub cold_timeout_ms: u32,
 }
 

@@ -74,7 +74,7 @@ pub struct DecodeLeg {
     /// worker.
     pub silence_timeout_ms: u32,
     /// Milliseconds for each token that the client allows for an unstreamed answer, in addition to the time for the first
-    /// token. 0, or a client that names no limit: no limit.
+    /// token. 0, no `first_token_timeout_ms`, or a client that names no limit: no limit.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "milliseconds")))]
     pub timeout_ms_per_token: u32,
     /// Number of replacements by a new pair for a decode leg that fails before its client has read anything. A leg that reached

@@ -52,8 +52,8 @@ pub struct ListedWorker {
     /// Places of the worker, and how far its KV may travel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
-    /// KV blocks that fit on one rank of the worker (vLLM logs the number at start, SGLang the same in tokens); absent: the
-    /// pool's `kv_blocks`.
+    /// KV blocks that fit on one rank of the worker (vLLM logs the number at start, SGLang the same in tokens); absent:
+    /// what the engine reports (`engine_metrics`), else the pool's `kv_blocks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_blocks: Option<u32>,
     /// Maximum tokens that one step of the worker computes (vLLM's `max_num_batched_tokens`); absent: not known.

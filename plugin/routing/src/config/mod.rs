@@ -59,8 +59,9 @@ pub struct Limits {
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3_600_000)))]
     pub body_timeout_ms: u64,
     /// Maximum bytes of request bodies buffered at once, per worker thread. The bodies of calls to workers count until the
-    /// calls have ended. Beyond the limit a request gets 503: the one that has taken longest and is still incomplete, else the
-    /// new one.
+    /// calls have ended. Beyond the limit requests get 503: those that have taken longest and are still incomplete, as far as
+    /// they make room, else the new one. An incomplete body displaces only bodies older than 5 s, or eight times as
+    /// long.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bodies_in_flight_bytes: usize,
 }
@@ -116,7 +117,7 @@ pub struct Pool {
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     #[serde(default = "default_block_tokens")]
     pub block_tokens: u32,
-    /// KV blocks that fit on one rank of a worker without a number of its own; absent: not known.
+    /// KV blocks that fit on one rank of a worker for which neither its source nor its engine has a number; absent: not known.
     pub kv_blocks: Option<u32>,
     /// Maximum tokens of a prompt and its answer together, on a worker without a number of its own; absent: not known. A
     /// request that is surely longer is refused with 400 before any prefill (`nixl`, `mooncake`, `sglang`, `llmd`).
@@ -262,7 +263,7 @@ pub struct CleanUp {
 }
 
 impl Default for CleanUp {
-    /// Half of vLLM's lease, which is a minute or less; 64 MiB.
+    /// As long as vLLM keeps blocks for a request by default; 64 MiB.
     fn default() -> Self {
         Self {
             timeout_ms: 30_000,

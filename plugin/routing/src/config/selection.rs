@@ -55,7 +55,8 @@ impl Default for SessionAffinity {
 #[serde(deny_unknown_fields, default)]
 pub struct PrefixKnowledge {
     /// Maximum remembered blocks, per worker thread; a block counts once for each worker that has it. The number is a hard
-    /// bound on memory, at most 32 bytes a block. Further back in a long prompt a run of up to 256 blocks counts as one.
+    /// bound on memory, at most 32 bytes a block. Further back in a long prompt a run of up to 256 blocks counts as one, for
+    /// `block_tokens` below 128.
     #[cfg_attr(feature = "schema", schemars(range(max = super::check::MAX_REMEMBERED)))]
     pub max_blocks: usize,
     /// Milliseconds for which a block is remembered on a worker whose `kv_blocks` is not known.

@@ -13,7 +13,8 @@ pub struct Topology {
     pub domains: BTreeMap<String, String>,
     /// Prefill workers: domain that a transfer of their KV must, or should, stay within; absent: anywhere.
     pub kv_transfer_domain: Option<String>,
-    /// Whether a transfer of KV must or should stay within `kv_transfer_domain`.
+    /// Whether a transfer of KV must or should stay within `kv_transfer_domain`. Without it, or with `preferred` and no weight,
+    /// a domain is an error: the worker's requests get 503.
     pub kv_transfer_enforcement: Option<Enforcement>,
     /// With `preferred`: weight of the same place. A positive weight attracts, a negative one repels.
     pub kv_transfer_preferred_weight: Option<f64>,
@@ -28,7 +29,7 @@ pub struct Topology {
 pub enum Enforcement {
     /// Only pairs in the same place.
     Required,
-    /// Pairs in the same place where there are some.
+    /// The cost of a decode worker in the same place is multiplied by `exp(-tanh(weight))`.
     Preferred,
 }
 
