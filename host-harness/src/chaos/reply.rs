@@ -170,7 +170,16 @@ impl ReceivedAnswer {
             Some(Value::String(code)) => {
                 let lacks_hint = has_retry_after(status) && head.retry_after.is_none();
                 let hint = if lacks_hint { NO_HINT } else { "" };
-                Ending::Failed(format!("{status} {code}{hint}"))
+                // A client's own error is one that these requests do not have: its words are needed to find the cause.
+                let words = match status {
+                    400..=499 => error["error"]["message"].as_str().unwrap_or_default(),
+                    _ => "",
+                };
+                Ending::Failed(
+                    format!("{status} {code}{hint} {words}")
+                        .trim_end()
+                        .to_owned(),
+                )
             }
             _ => Ending::Failed(format!("{status} {:?}", shown(&self.body))),
         }

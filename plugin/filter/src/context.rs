@@ -155,17 +155,24 @@ impl StreamContext {
         self.pools.vm.refresh(&self.pools.config.sharing, now);
         let next = match stream.stage.get() {
             Stage::Reading(generation) => planning::plan(&self.runtime, stream, generation),
-            _ => {
-                let mut router = self.runtime.router.borrow_mut();
-                router.advance(self.runtime.tell_time());
-                let subset = stream.routing_headers.borrow().subset();
-                let body = self.pools.vm.copy_body().unwrap_or_default();
-                let outcome = router.plan_encoded(&body, subset.as_ref());
-                drop(router);
-                planning::carry_out(&self.runtime, stream, outcome, body)
-            }
+            _ => self.plan_encoded(stream),
         };
         action(next)
+    }
+
+    /// Routes a request whose body is encoded.
+    fn plan_encoded(&self, stream: &Rc<Stream>) -> Next {
+        let body = match planning::read_body(&self.runtime, stream) {
+            Ok(body) => body,
+            Err(error) => return planning::unreadable(&self.runtime, stream, &error),
+        };
+        let outcome = {
+            let mut router = self.runtime.router.borrow_mut();
+            router.advance(self.runtime.tell_time());
+            let subset = stream.routing_headers.borrow().subset();
+            router.plan_encoded(&body, subset.as_ref())
+        };
+        planning::carry_out(&self.runtime, stream, outcome, body)
     }
 
     /// Starts a request to the registry.

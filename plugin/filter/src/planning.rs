@@ -83,14 +83,10 @@ pub enum Next {
 
 /// Plans a request whose body is complete, and carries out the plan. The stream's context must be the effective one.
 pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
-    let body = runtime.vm.copy_body().unwrap_or_default();
-    let body = match renamed(runtime, stream, body) {
+    let body = read_body(runtime, stream).and_then(|body| renamed(runtime, stream, body));
+    let body = match body {
         Ok(body) => body,
-        Err(error) => {
-            log::error!("[{}] its model could not be renamed: {error}", stream.ids());
-            stream.refuse(runtime, &Refusal::Internal);
-            return Next::Stays;
-        }
+        Err(error) => return unreadable(runtime, stream, &error),
     };
     let outcome = {
         let routing_headers = stream.routing_headers.borrow();
@@ -112,6 +108,29 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
         Ok(Plan::Wait(ticket)) => wait(runtime, stream, *ticket, body),
         outcome => carry_out(runtime, stream, outcome, body),
     }
+}
+
+/// The body of a complete request; empty if the request has none.
+///
+/// # Errors
+/// If the proxy does not return the body that it has received.
+pub fn read_body(runtime: &PoolRuntime, stream: &Stream) -> Result<Vec<u8>, HostError> {
+    let received = stream.body.borrow().as_ref().map_or(0, |held| held.bytes());
+    match runtime.vm.copy_body() {
+        // A request without a body has no buffer.
+        Err(_) if received == 0 => Ok(Vec::new()),
+        read => read,
+    }
+}
+
+/// Refuses a request whose body the proxy does not return, or does not take back.
+pub fn unreadable(runtime: &PoolRuntime, stream: &Stream, error: &HostError) -> Next {
+    log::error!(
+        "[{}] its body could not be read or written: {error}",
+        stream.ids()
+    );
+    stream.refuse(runtime, &Refusal::Internal);
+    Next::Stays
 }
 
 /// Queues a request with its body, which is not copied or read again before the request's turn.

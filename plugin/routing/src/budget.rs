@@ -48,6 +48,13 @@ pub struct Share {
     bytes: usize,
 }
 
+impl Share {
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         self.held.set(self.held.get().saturating_sub(self.bytes));
