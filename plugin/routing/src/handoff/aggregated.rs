@@ -1,9 +1,7 @@
 //! Owns engines without a hand-off: each worker runs whole requests, whose bodies stay unchanged.
 
-use super::protocol::{Handoff, HandoffPair, LegOrder, Protocol, ProtocolRules};
-use super::rooms::Rooms;
-use crate::refusal::Refusal;
-use crate::request::{Generation, Request};
+use super::protocol::{LegOrder, Protocol, ProtocolRules};
+use crate::request::Generation;
 
 /// Any engine that runs whole requests.
 #[derive(Debug)]
@@ -21,14 +19,5 @@ impl Protocol for Aggregated {
             unserved: &[],
             refuses_too_long: false,
         }
-    }
-
-    fn handoff(
-        &self,
-        _pair: &HandoffPair<'_>,
-        _request: &Request<'_>,
-        _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
-        Ok(None)
     }
 }

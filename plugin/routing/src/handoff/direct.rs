@@ -4,11 +4,9 @@
 //! versions the new ones win. A frontend needs both workers or neither: one alone is an error after prefill has run.
 
 use super::HeaderValue;
-use super::protocol::{Handoff, HandoffPair, LegOrder, Protocol, ProtocolRules};
-use super::rooms::Rooms;
+use super::protocol::{LegOrder, Protocol, ProtocolRules};
 use crate::fleet::Target;
 use crate::json::{Edits, Object};
-use crate::refusal::Refusal;
 use crate::request::{Generation, OVERRIDE_FIELDS, Request};
 
 const DECODE: [&str; 2] = ["x-dynamo-worker-instance-id", "x-worker-instance-id"];
@@ -34,15 +32,6 @@ impl Protocol for DirectMode {
             // Dynamo checks the length itself.
             refuses_too_long: false,
         }
-    }
-
-    fn handoff(
-        &self,
-        _pair: &HandoffPair<'_>,
-        _request: &Request<'_>,
-        _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
-        Ok(None)
     }
 
     fn pair_headers(&self, prefill: &Target, decode: &Target) -> Vec<HeaderValue> {

@@ -5,12 +5,10 @@
 use std::net::SocketAddr;
 
 use super::HeaderValue;
-use super::protocol::{Handoff, HandoffPair, LegOrder, Protocol, ProtocolRules};
-use super::rooms::Rooms;
+use super::protocol::{LegOrder, Protocol, ProtocolRules};
 use super::unserved;
 use crate::fleet::Target;
-use crate::refusal::Refusal;
-use crate::request::{Generation, Request};
+use crate::request::Generation;
 
 /// llm-d's routing sidecar on decode pods.
 #[derive(Debug)]
@@ -33,15 +31,6 @@ impl Protocol for Llmd {
             ],
             refuses_too_long: true,
         }
-    }
-
-    fn handoff(
-        &self,
-        _pair: &HandoffPair<'_>,
-        _request: &Request<'_>,
-        _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
-        Ok(None)
     }
 
     fn pair_headers(&self, prefill: &Target, _decode: &Target) -> Vec<HeaderValue> {

@@ -27,9 +27,6 @@ use crate::request::Request;
 
 pub use super::nixl::{cleanup_edits, decode_edits};
 
-/// Edits that make the client's body the prefill leg's, except for the transfer.
-pub use super::nixl::cleanup_edits as prefill_edits;
-
 /// vLLM with `MooncakeConnector`.
 #[derive(Debug)]
 pub struct Mooncake;
@@ -57,14 +54,13 @@ impl Protocol for Mooncake {
         pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
+    ) -> Result<Box<dyn Handoff>, Refusal> {
         let transfer = Transfer::draw(&pair.prefill, rooms);
-        Ok(Some(Box::new(MooncakeHandoff {
-            prefill: prefill_edits(request),
+        Ok(Box::new(MooncakeHandoff {
+            one_token: cleanup_edits(request),
             decode: decode_edits(request),
-            cleanup: cleanup_edits(request),
             transfer: transfer.ok_or(Refusal::NotServed(NotServed::Pending))?,
-        })))
+        }))
     }
 }
 
@@ -113,15 +109,15 @@ pub fn engine_ids(answer: &[u8]) -> Option<EngineIds> {
 /// The legs of one request, and the transfer in which they meet.
 #[derive(Debug, Clone)]
 struct MooncakeHandoff {
-    prefill: Edits,
+    /// The prefill leg and the clean-up leg, without the transfer.
+    one_token: Edits,
     decode: Edits,
-    cleanup: Edits,
     transfer: Transfer,
 }
 
 impl Handoff for MooncakeHandoff {
     fn prefill(&self) -> Edits {
-        let mut edits = self.prefill.clone();
+        let mut edits = self.one_token.clone();
         self.transfer.put_into_prefill(&mut edits);
         edits
     }
@@ -136,7 +132,7 @@ impl Handoff for MooncakeHandoff {
         if Verdict::of_prefill(answer) != Verdict::Ended(End::Limit) {
             return None;
         }
-        let (mut decode, mut cleanup) = (self.decode.clone(), self.cleanup.clone());
+        let (mut decode, mut cleanup) = (self.decode.clone(), self.one_token.clone());
         self.transfer.put_into_decode(&mut decode);
         self.transfer.put_into_decode(&mut cleanup);
         Some(Staged {
@@ -232,7 +228,7 @@ mod tests {
             r#""model":"m", "messages":[],"stream":false,"max_tokens":1,"seed":9007199254740993"#;
         let pulls = r#""kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":"http://10.0.0.1:8998","remote_engine_id":"a\"b","transfer_id":"xfer-18446744073709551615"}"#;
         assert_eq!(
-            leg(prefill_edits(&request), Transfer::put_into_prefill),
+            leg(cleanup_edits(&request), Transfer::put_into_prefill),
             format!(
                 r#"{{"kv_transfer_params":{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-18446744073709551615"}},{one}}}"#
             )
@@ -258,7 +254,7 @@ mod tests {
             bootstrap: Bootstrap::beside("[fd00::1]:8000".parse().unwrap(), 1),
             engine_id: "e".to_owned(),
         };
-        let mut edits = prefill_edits(&request);
+        let mut edits = cleanup_edits(&request);
         transfer.put_into_prefill(&mut edits);
         let leg = String::from_utf8(edits.apply(body.as_bytes())).unwrap();
         assert!(

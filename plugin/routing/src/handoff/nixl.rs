@@ -68,26 +68,25 @@ impl Protocol for Nixl {
         _pair: &HandoffPair<'_>,
         request: &Request<'_>,
         _rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
-        Ok(Some(Box::new(NixlHandoff {
-            prefill: prefill_edits(request),
+    ) -> Result<Box<dyn Handoff>, Refusal> {
+        Ok(Box::new(NixlHandoff {
+            one_token: cleanup_edits(request),
             decode: decode_edits(request),
-            cleanup: cleanup_edits(request),
-        })))
+        }))
     }
 }
 
 /// The legs of one request: nothing in them depends on the pair.
 #[derive(Debug, Clone)]
 struct NixlHandoff {
-    prefill: Edits,
+    /// The prefill leg and the clean-up leg, without `kv_transfer_params`.
+    one_token: Edits,
     decode: Edits,
-    cleanup: Edits,
 }
 
 impl Handoff for NixlHandoff {
     fn prefill(&self) -> Edits {
-        self.prefill.clone()
+        prefill_edits(self.one_token.clone())
     }
 
     fn decode_at_once(&self) -> Option<Edits> {
@@ -96,7 +95,7 @@ impl Handoff for NixlHandoff {
 
     fn staged(&self, answer: &[u8], _block_tokens: u32) -> Option<Staged> {
         let params = TransferParams::parse(answer)?;
-        let (mut decode, mut cleanup) = (self.decode.clone(), self.cleanup.clone());
+        let (mut decode, mut cleanup) = (self.decode.clone(), self.one_token.clone());
         params.put_into(&mut decode);
         params.put_into(&mut cleanup);
         Some(Staged {
@@ -117,9 +116,9 @@ impl Handoff for NixlHandoff {
     }
 }
 
-/// Edits that make the client's body the prefill leg's.
-pub fn prefill_edits(request: &Request<'_>) -> Edits {
-    let mut edits = cleanup_edits(request);
+/// Edits that make the client's body the prefill leg's, from those for one token.
+fn prefill_edits(one_token: Edits) -> Edits {
+    let mut edits = one_token;
     edits.insert(PARAMS, PREFILL_PARAMS);
     edits
 }
@@ -216,7 +215,7 @@ mod tests {
 
     fn prefill_leg(generation: Generation, body: &str) -> String {
         let request = Request::parse(generation, body.as_bytes()).unwrap();
-        String::from_utf8(prefill_edits(&request).apply(body.as_bytes())).unwrap()
+        String::from_utf8(prefill_edits(cleanup_edits(&request)).apply(body.as_bytes())).unwrap()
     }
 
     #[test]

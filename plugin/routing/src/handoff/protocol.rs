@@ -63,16 +63,18 @@ pub trait Protocol: fmt::Debug + Sync {
         None
     }
 
-    /// The hand-off of one request; none where the router runs no legs itself.
+    /// The hand-off of one request. Not called where the router runs no legs itself.
     ///
     /// # Errors
-    /// [`Refusal`] where the pair or the request allows none.
+    /// [`Refusal`] where the pair or the request allows none, or the protocol has none.
     fn handoff(
         &self,
-        pair: &HandoffPair<'_>,
-        request: &Request<'_>,
-        rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal>;
+        _pair: &HandoffPair<'_>,
+        _request: &Request<'_>,
+        _rooms: &mut Rooms,
+    ) -> Result<Box<dyn Handoff>, Refusal> {
+        Err(Refusal::Internal)
+    }
 
     /// Headers by which the backend learns of the pair whose legs it runs.
     fn pair_headers(&self, _prefill: &Target, _decode: &Target) -> Vec<HeaderValue> {

@@ -75,14 +75,14 @@ impl Protocol for Sglang {
         pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
+    ) -> Result<Box<dyn Handoff>, Refusal> {
         let prefill = pair.prefill;
         let binding = prefill
             .binding
             .ok_or(Refusal::NotServed(NotServed::Pending))?;
         let sequences = request.sequences();
         let count = rooms_needed(sequences)?;
-        Ok(Some(Box::new(SglangHandoff {
+        Ok(Box::new(SglangHandoff {
             prefill: prefill_edits(request),
             decode: decode_edits(request),
             rooms: draw(rooms, prefill.target, count),
@@ -90,7 +90,7 @@ impl Protocol for Sglang {
             bootstrap: binding.bootstrap.clone(),
             prefill_rank: prefill.target.rank,
             decode_rank: pair.decode_rank,
-        })))
+        }))
     }
 }
 

@@ -54,13 +54,13 @@ impl Protocol for Trtllm {
         _pair: &HandoffPair<'_>,
         request: &Request<'_>,
         rooms: &mut Rooms,
-    ) -> Result<Option<Box<dyn Handoff>>, Refusal> {
-        Ok(Some(Box::new(TrtllmHandoff {
+    ) -> Result<Box<dyn Handoff>, Refusal> {
+        Ok(Box::new(TrtllmHandoff {
             prefill: prefill_edits(request),
             decode: GenerationLeg::new(request),
             cleanup: GenerationLeg::cleanup(request),
             id: rooms.draw_high(),
-        })))
+        }))
     }
 }
 

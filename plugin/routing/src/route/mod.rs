@@ -484,6 +484,9 @@ impl Router {
         request: &Request<'_>,
     ) -> Result<Plan, Refusal> {
         let pair = self.admitted_pair(context)?;
+        if !self.pool.rules().order.is_ours() {
+            return Ok(self.forward_pair(pair, context, Some(request)));
+        }
         let prefill = &pair.prefill.target;
         let partners = HandoffPair {
             prefill: Prefill {
@@ -493,10 +496,8 @@ impl Router {
             decode_rank: pair.decode.target.rank,
         };
         let engine = self.pool.engine();
-        match engine.handoff(&partners, request, &mut self.rooms)? {
-            Some(handoff) => Ok(self.prefill_phase(context, pair, handoff, request)),
-            None => Ok(self.forward_pair(pair, context, Some(request))),
-        }
+        let handoff = engine.handoff(&partners, request, &mut self.rooms)?;
+        Ok(self.prefill_phase(context, pair, handoff, request))
     }
 
     /// A trusted caller has had its prompt prefilled already: the request goes to a decode worker unchanged.
