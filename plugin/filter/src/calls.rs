@@ -14,13 +14,14 @@ use routing::config::Pool;
 use routing::engine_metrics::MAX_TEXT;
 use routing::fleet::Worker;
 use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
+use routing::session::{Failure, LegEnd};
 
 use crate::cleanup::{self, CleanUpCall};
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::pool_runtime::PoolRuntime;
 use crate::prefill_call::{self, Job};
-use crate::recovery::{self, DecodeCall, Failure, LegEnd};
+use crate::recovery::{self, DecodeCall};
 use crate::shared;
 use crate::stream::{Stream, destination_headers};
 

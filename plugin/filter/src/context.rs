@@ -12,11 +12,11 @@ use routing::uploads::UploadProgress;
 use crate::endpoints;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::planning::{self, Next};
+use crate::planning::{self, Next, RoutingHeaders};
 use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::registration::RegistrationRequest;
-use crate::response::Reading;
+use crate::response::{self, Reading};
 use crate::stream::{Stage, Stream};
 
 /// The filter's context of one stream.
@@ -50,27 +50,37 @@ impl StreamContext {
         let overrides = received
             .iter()
             .filter(|(name, _)| headers::is_reserved(name));
-        for (name, _) in overrides.clone() {
+        for (name, _) in overrides {
             host::remove_header(Map::Request, name)?;
         }
         let own = self.give_id()?;
         let ids = Ids::new(find(received, headers::REQUEST_ID), own);
         self.runtime.telemetry.stream_opened();
-        let stream = Stream::new(self.id, ids, Rc::clone(received));
-        stream.came.set(self.runtime.tell_time());
-        let mut routing_headers = stream.routing_headers.borrow_mut();
-        if self.runtime.router.borrow().pool().trust_clients {
-            routing_headers.overrides = overrides.cloned().collect();
-        }
-        let value = |name: &str| find(received, name).map(<[u8]>::to_vec);
-        routing_headers.tenant = value(headers::TENANT);
-        routing_headers.session = self
-            .runtime
-            .session_headers
+        let came = self.runtime.tell_time();
+        let routing_headers = self.routing_headers(received);
+        let headers = Rc::clone(received);
+        Ok(Rc::new(Stream::new(
+            self.id,
+            ids,
+            headers,
+            routing_headers,
+            came,
+        )))
+    }
+
+    /// The headers that matter to the router; routing overrides only from trusted callers.
+    fn routing_headers(&self, received: &[Header]) -> RoutingHeaders {
+        let is_trusted = self.runtime.router.borrow().pool().trust_clients;
+        let overrides = received
             .iter()
-            .find_map(|name| value(name));
-        drop(routing_headers);
-        Ok(Rc::new(stream))
+            .filter(|(name, _)| is_trusted && headers::is_reserved(name));
+        let value = |name: &str| find(received, name).map(<[u8]>::to_vec);
+        let mut named = self.runtime.session_headers.iter();
+        RoutingHeaders {
+            overrides: overrides.cloned().collect(),
+            session: named.find_map(|name| value(name)),
+            tenant: value(headers::TENANT),
+        }
     }
 
     /// Sets a request id of our own for the engines, which may key hand-offs by it: a client may send its own id twice.
@@ -105,7 +115,7 @@ impl StreamContext {
     /// Forwards to one worker, without reading the body.
     fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
         let outcome = {
-            let subset = stream.routing_headers.borrow().subset();
+            let subset = stream.routing_headers.subset();
             self.runtime.router.borrow_mut().plain(subset.as_ref())
         };
         let plan = outcome.map(|(dispatch, assignment)| Plan::Forward(dispatch, assignment));
@@ -169,7 +179,7 @@ impl StreamContext {
         let outcome = {
             let mut router = self.runtime.router.borrow_mut();
             router.advance(self.runtime.tell_time());
-            let subset = stream.routing_headers.borrow().subset();
+            let subset = stream.routing_headers.subset();
             router.plan_encoded(&body, subset.as_ref())
         };
         planning::carry_out(&self.runtime, stream, outcome, body)
@@ -200,7 +210,7 @@ impl StreamContext {
 
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
-            self.reading.settle(&self.runtime, &stream);
+            response::settle(&self.runtime, &stream);
             stream.settle(&self.runtime);
             planning::call_waiting(&self.runtime);
         }

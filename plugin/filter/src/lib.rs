@@ -5,7 +5,6 @@
 mod bindings;
 mod calls;
 mod cleanup;
-mod clock;
 mod context;
 mod discovery;
 mod endpoints;
@@ -18,7 +17,6 @@ mod prefill_call;
 mod recovery;
 mod registration;
 mod response;
-mod rewrite;
 mod root;
 mod scrape;
 mod shared;

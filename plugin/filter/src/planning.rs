@@ -89,7 +89,7 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
         Err(error) => return unreadable(runtime, stream, &error),
     };
     let outcome = {
-        let routing_headers = stream.routing_headers.borrow();
+        let routing_headers = &stream.routing_headers;
         let subset = routing_headers.subset();
         let input = PlanInput {
             headers: &routing_headers.overrides,
@@ -165,7 +165,7 @@ fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
         return Ok(body);
     }
     let renamed = {
-        let routing_headers = stream.routing_headers.borrow();
+        let routing_headers = &stream.routing_headers;
         let mut router = runtime.router.borrow_mut();
         router.rename(&body, &routing_headers.overrides)
     };
@@ -176,7 +176,8 @@ fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
     if let Some(was) = renamed.was {
         // The model's name cannot be put back into a compressed answer.
         host::remove_header(Map::Request, b"accept-encoding")?;
-        stream.change_by(EventEdit::ModelName(was));
+        let edit = EventEdit::ModelName(was);
+        stream.response.borrow_mut().edit(edit);
     }
     Ok(renamed.body)
 }
@@ -262,7 +263,7 @@ fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
         return Outcome::Decided;
     };
     let outcome = {
-        let explain = waits.stream.routing_headers.borrow().explain();
+        let explain = waits.stream.routing_headers.explain();
         let mut router = waits.runtime.router.borrow_mut();
         let outcome = router.plan_queued(&mut waits.queued, waits.runtime.tell_time(), explain);
         explained(&mut router, &waits.stream, explain);

@@ -12,6 +12,7 @@ use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::{Incarnation, WorkerId};
 use routing::route::fate::Fate;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
+use routing::session::Due;
 
 use crate::calls::Calls;
 use crate::registration::RegistryView;
@@ -307,14 +308,14 @@ impl PoolRuntime {
         found.cloned().collect()
     }
 
-    /// Streams whose workers are late, and streams with a pending reset.
-    pub fn late_or_doomed(&self) -> Vec<Rc<Stream>> {
+    /// What is due for the open streams in this round.
+    pub fn due(&self) -> Vec<(Rc<Stream>, Due)> {
         let now = self.now.get();
         let open = self.open.borrow();
-        let found = open
+        let due = open
             .values()
-            .filter(|stream| stream.is_late(now) || stream.pending_reset.borrow().is_some());
-        found.cloned().collect()
+            .filter_map(|stream| Some((Rc::clone(stream), stream.round(now)?)));
+        due.collect()
     }
 
     /// Whether another stream of the same worker has moved since `client` did.

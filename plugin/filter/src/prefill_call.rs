@@ -4,26 +4,25 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::answer::usage;
-use routing::answer::{Form, Reader};
+use routing::answer::{EventEdit, PromptLogprobs};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::LegOrder;
 use routing::handoff::terminal::Terminal;
-use routing::outcome;
 use routing::route::fate::{Fate, Handed};
 use routing::route::{
     AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillFailure, PrefillPhase,
     Refusal,
 };
+use routing::session::{ConcurrentPrefill, Failure};
 
 use crate::calls::{self, Call, headers_for_client, not_made};
 use crate::cleanup;
 use crate::headers;
 use crate::host;
 use crate::pool_runtime::PoolRuntime;
-use crate::recovery::{self, Failure, LegEnd};
-use crate::rewrite;
-use crate::stream::{ConcurrentPrefill, PendingReset, Stage, Stream};
+use crate::recovery;
+use crate::stream::{Stage, Stream};
 use crate::telemetry::CalledLeg;
 
 /// A prefill leg and its client's stream.
@@ -82,10 +81,10 @@ fn decode_beside(runtime: &PoolRuntime, job: &Job) {
     if let Some(dispatch) = dispatch
         && job.client.enter()
     {
-        job.client
-            .concurrent_prefill
-            .set(ConcurrentPrefill::Running);
-        job.client.wants_logprobs.set(job.phase.wants_logprobs());
+        job.client.set_prefill(match job.phase.wants_logprobs() {
+            true => ConcurrentPrefill::RunningWithLogprobs,
+            false => ConcurrentPrefill::Running,
+        });
         job.client.abort.replace(job.phase.abort_leg());
         decode(runtime, &job.client, &dispatch);
     }
@@ -237,7 +236,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
                 staged,
             );
             client.handed.set(Some(Handed::over(blocks)));
-            rewrite::report_cached(runtime, &client, cached);
+            report_cached(runtime, &client, cached);
             decode(runtime, &client, &dispatch);
         }
         AfterPrefill::Whole { dispatch, fallback } => {
@@ -253,7 +252,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
             }
         }
         AfterPrefill::Good => {
-            rewrite::add_logprobs(&client, answer);
+            add_logprobs(&client, answer);
             client.handed_beside(blocks_of(runtime, answer));
             client.prefill_is_good(runtime);
             recovery::deliver_held(runtime, &client);
@@ -315,12 +314,12 @@ fn pass_on(runtime: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>
         return;
     };
     let kept = headers_for_client();
-    if client.concurrent_prefill.get() == ConcurrentPrefill::Running && client.answer_has_begun() {
+    if client.prefill_runs() && client.answer_has_begun() {
         let cause = PrefillFailure::Status(status);
         schedule_reset(runtime, client, Refusal::PrefillFailed { tried: 1, cause });
         return;
     }
-    client.concurrent_prefill.set(ConcurrentPrefill::Nothing);
+    client.set_prefill(ConcurrentPrefill::Nothing);
     if client.enter() {
         client.answer(u32::from(status), &kept, body);
         client.assignment.borrow_mut().release();
@@ -345,33 +344,41 @@ fn ask_another_pair(
         headers: headers_for_client(),
         body: body.to_vec(),
     };
-    client.concurrent_prefill.set(ConcurrentPrefill::Nothing);
+    client.set_prefill(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
-    recovery::recover(runtime, client, failure, end_of(end));
-}
-
-fn end_of(PrefillEnd { came, meaning }: PrefillEnd) -> LegEnd {
-    LegEnd {
-        leg: outcome::Leg::Prefill,
-        came,
-        meaning,
-    }
+    recovery::recover(runtime, client, failure, end.into());
 }
 
 fn end_here(runtime: &PoolRuntime, client: &Stream, terminal: Terminal) {
     if client.enter() {
-        let kind = (
-            b"content-type".to_vec(),
-            terminal.content_type.as_bytes().to_vec(),
+        let kind = terminal.content_type.as_bytes().to_vec();
+        client.answer_complete(
+            runtime,
+            200,
+            &[(b"content-type".to_vec(), kind)],
+            &terminal.body,
         );
-        let form = Form::of(terminal.content_type.as_bytes());
-        let mut reader = Reader::new(terminal.content_type.as_bytes(), None);
-        reader.read(&terminal.body);
-        reader.finish();
-        client.answered_whole(runtime, &reader);
-        let body = client.rewritten(&terminal.body, form);
-        client.answer(200, &[kind], &body);
-        client.assignment.borrow_mut().release();
+    }
+}
+
+/// Adds the number of tokens that the prefill worker had cached to the answer's edits, if clients get it.
+fn report_cached(runtime: &PoolRuntime, client: &Stream, cached: u64) {
+    if runtime.router.borrow().pool().report_cached_tokens {
+        let edit = EventEdit::CachedTokens(cached);
+        client.response.borrow_mut().edit(edit);
+    }
+}
+
+/// Adds the prompt's logprobs to the answer's edits, if decode's answer lacks them.
+fn add_logprobs(client: &Stream, answer: PrefillAnswer<'_>) {
+    let PrefillAnswer::Whole { body, .. } = answer else {
+        return;
+    };
+    let mut response = client.response.borrow_mut();
+    if response.awaits_logprobs()
+        && let Some(logprobs) = PromptLogprobs::read(body)
+    {
+        response.edit(EventEdit::PromptLogprobs(logprobs));
     }
 }
 
@@ -392,32 +399,22 @@ fn refused(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
 
 /// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
 fn failed_beside(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
-    if client
-        .concurrent_prefill
-        .replace(ConcurrentPrefill::Nothing)
-        == ConcurrentPrefill::Nothing
-    {
+    if !client.prefill_runs() {
         return refused(runtime, client, refusal);
     }
+    client.set_prefill(ConcurrentPrefill::Nothing);
     log::warn!("[{}] {refusal}", client.ids());
     runtime.telemetry.handoff_failed(CalledLeg::Prefill);
     if client.answer_has_begun() {
         return schedule_reset(runtime, client, refusal);
     }
     client.abort.replace(None);
-    recovery::recover(runtime, client, Failure::Refused(refusal), end_of(end));
+    recovery::recover(runtime, client, Failure::Refused(refusal), end.into());
 }
 
 /// Sets a pending reset: concurrent prefill has failed, and the client has begun to read. The answer must not end as a success.
 fn schedule_reset(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
-    client.concurrent_prefill.set(ConcurrentPrefill::Nothing);
     client.abort.replace(None);
-    client.pending_reset.replace(Some(PendingReset {
-        refusal,
-        ticks: DOOMED_TICKS,
-    }));
+    client.response.borrow_mut().reset_for(refusal);
     runtime.watch_over(client);
 }
-
-/// Rounds to wait for a chunk that may carry the error to the client.
-const DOOMED_TICKS: u8 = 1;

@@ -5,12 +5,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::answer::{Form, Reader, Verdict};
 use routing::budget::Share;
-use routing::fleet::WorkerId;
-use routing::outcome::{Came, Follows, Leg, Meaning};
+use routing::outcome::{Came, Follows, Leg};
 use routing::route::fate::Handed;
 use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal};
+use routing::session::{self, ConcurrentPrefill, Due, Failure, LastAnswer, LegEnd, Tried};
 
 use crate::calls::{self, Call, ClientRequest, RootTask, headers_for_client};
 use crate::cleanup;
@@ -18,69 +17,11 @@ use crate::host::{self, Header};
 use crate::pool_runtime::PoolRuntime;
 use crate::prefill_call::{self, Job};
 use crate::response;
-use crate::stream::{ConcurrentPrefill, PendingReset, Response, Stage, Stream};
+use crate::stream::{Stage, Stream};
 use crate::telemetry;
 
 /// Timeout of an answer in one piece, if the dispatch has none.
 const LONGEST: Duration = Duration::from_secs(600);
-
-/// How a decode leg failed; the client's answer if no worker can take its place.
-pub enum Failure {
-    /// The worker answered with an error, which is held back.
-    Status,
-    /// The replacement worker answered with an error.
-    AnsweredWithError {
-        /// Status of the error.
-        status: u16,
-        /// Headers of the error, as far as they concern a client.
-        headers: Vec<Header>,
-        /// Body of the error.
-        body: Vec<u8>,
-    },
-    /// No worker took the connection.
-    Unreached,
-    /// The worker broke the connection off before it answered.
-    Broken,
-    /// The worker said nothing for too long.
-    Silent,
-    /// The worker ended the answer without content.
-    Empty,
-    /// One of the request's workers has left the fleet.
-    Left,
-    /// The worker answered with a status that is no answer to such a request.
-    Unusable {
-        /// The status.
-        status: u16,
-    },
-    /// The concurrent prefill failed, or the request cannot be sent.
-    Refused(Refusal),
-}
-
-impl Failure {
-    /// In words, for the log.
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Status | Self::AnsweredWithError { .. } | Self::Unusable { .. } => "an error",
-            Self::Unreached => "no connection",
-            Self::Broken => "its connection broke off",
-            Self::Silent => "silence",
-            Self::Empty => "an empty answer",
-            Self::Left => "its worker has left",
-            Self::Refused(_) => "its prefill failed",
-        }
-    }
-}
-
-/// How a leg has ended.
-#[derive(Clone, Copy)]
-pub struct LegEnd {
-    /// The leg.
-    pub leg: Leg,
-    /// What came of the leg.
-    pub came: Came,
-    /// What the outcome means.
-    pub meaning: Meaning,
-}
 
 /// A call in place of a decode leg.
 pub struct DecodeCall {
@@ -145,31 +86,16 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
 fn plan(runtime: &PoolRuntime, client: &Stream, end: LegEnd) -> Option<Plan> {
     let replay_buffer = client.replay_buffer.borrow();
     let body = &replay_buffer.as_ref()?.body;
+    let tried = client.tried.borrow();
+    let mut router = runtime.router.borrow_mut();
+    let mut assignment = client.assignment.borrow_mut();
     let failed = Failed {
         leg: end.leg,
         meaning: end.meaning,
-        workers: &asked(runtime, client, end),
-        frontends: &client.destinations.borrow(),
+        workers: &end.asked(&router, &assignment, &tried),
+        frontends: tried.all(),
     };
-    let mut router = runtime.router.borrow_mut();
-    let mut assignment = client.assignment.borrow_mut();
     router.recover(&mut assignment, &failed, body, runtime.vm.now())
-}
-
-/// Workers that were asked for the failed leg, in their order.
-fn asked(runtime: &PoolRuntime, client: &Stream, end: LegEnd) -> Vec<WorkerId> {
-    let assignment = client.assignment.borrow();
-    let worker = match (end.leg, end.came) {
-        (Leg::Prefill, _) => &assignment.prefill,
-        (_, Came::Refused | Came::NotSent | Came::Reset | Came::Cut) => {
-            let router = runtime.router.borrow();
-            return router.decoders_at(&client.destinations.borrow());
-        }
-        // A worker that has left is not picked.
-        (_, Came::Left) => &None,
-        (_, _) => &assignment.decode,
-    };
-    worker.iter().map(|worker| worker.id).collect()
 }
 
 /// Calls a decode worker in place of the one that failed; prefill, if any, is done or under way. Called on the root.
@@ -179,7 +105,7 @@ pub fn call_decode(
     dispatch: &Dispatch,
     failure: Failure,
 ) {
-    client.destinations.replace(dispatch.destinations.clone());
+    client.tried.replace(Tried::new(&dispatch.destinations));
     let call = DecodeCall {
         client: Rc::clone(client),
         attempt: client.attempt.get(),
@@ -219,7 +145,7 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
         return;
     }
     let kept = headers_for_client();
-    let end = response::ended(runtime, &client, came(answer, &kept));
+    let end = client.leg_ended(runtime, session::came_of_call(answer, &kept));
     match (end.meaning.follows, end.came, answer) {
         (
             Follows::PassedOn,
@@ -230,7 +156,7 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
             give_up(runtime, &client, &Failure::Refused(Refusal::Unsendable));
         }
         _ => {
-            let failure = last(failure, end.came, answer, kept);
+            let failure = failure.then(end.came, answer, kept);
             recover(runtime, &client, failure, end);
         }
     }
@@ -252,7 +178,7 @@ fn reply(
     headers: Vec<Header>,
     body: &[u8],
 ) {
-    if status >= 300 || client.concurrent_prefill.get() == ConcurrentPrefill::Nothing {
+    if status >= 300 || !client.prefill_runs() {
         return deliver(runtime, client, status, headers, body);
     }
     let Some(share) = runtime.hold_replay_buffer(body.len()) else {
@@ -290,67 +216,13 @@ fn deliver(
     kept.extend(response::names(runtime, &client.assignment.borrow()));
     // Of several destinations, the one that the call has reached is not known.
     if runtime.config.response_headers
-        && let [address] = client.destinations.borrow().as_slice()
+        && let [address] = client.tried.borrow().all()
     {
         kept.push(response::served(*address));
     }
     if client.enter() {
-        if status < 300 {
-            client.answered_whole(runtime, &read(&kept, body));
-        }
-        let body = client.rewritten(body, form(&kept));
-        client.answer(u32::from(status), &kept, &body);
-        client.assignment.borrow_mut().release();
+        client.answer_complete(runtime, status, &kept, body);
     }
-}
-
-/// The client's answer if no other worker is found: what a worker said last. An error that is still held back stays as it is.
-fn last(before: Failure, came: Came, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Failure {
-    match (&before, came, answer) {
-        (Failure::Status, ..) => before,
-        (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
-            Failure::AnsweredWithError {
-                status,
-                headers,
-                body: body.to_vec(),
-            }
-        }
-        (_, Came::Status(status), _) => Failure::Unusable { status },
-        _ => before,
-    }
-}
-
-/// What came of a call: a success without content is a failure, too.
-fn came(answer: PrefillAnswer<'_>, headers: &[Header]) -> Came {
-    if let Some(came) = answer.came() {
-        return came;
-    }
-    let PrefillAnswer::Whole { body, .. } = answer else {
-        return Came::Cut;
-    };
-    match read(headers, body).verdict() {
-        Verdict::Failed(_) => Came::FailedInside,
-        Verdict::Empty => Came::Empty,
-        Verdict::Nothing | Verdict::Content | Verdict::Ended(_) => Came::Good,
-    }
-}
-
-fn form(headers: &[Header]) -> Form {
-    Form::of(find(headers, b"content-type").unwrap_or_default())
-}
-
-fn find<'h>(headers: &'h [Header], name: &[u8]) -> Option<&'h [u8]> {
-    let found = headers.iter().find(|(known, _)| known == name);
-    found.map(|(_, value)| value.as_slice())
-}
-
-/// Reads a complete answer.
-fn read(headers: &[Header], body: &[u8]) -> Reader {
-    let kind = find(headers, b"content-type").unwrap_or_default();
-    let mut reader = Reader::new(kind, find(headers, b"content-encoding"));
-    reader.read(body);
-    reader.finish();
-    reader
 }
 
 /// Ends a request that no other worker can take: the failure is the client's answer. Called on the root.
@@ -359,60 +231,46 @@ pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
         return;
     }
     client.next_attempt();
-    let unreached = Refusal::Unreachable {
-        what: "decode worker",
-        tried: client.destinations.borrow().len(),
-    };
-    match failure {
-        Failure::Status => {
+    let tried = client.tried.borrow().all().len();
+    match failure.answer(tried) {
+        LastAnswer::Held => {
             client.stage.set(Stage::Forwarded);
-            client.response.set(Response::Flowing);
-            client.clock.mark_activity();
+            client.response.borrow_mut().pass_held();
             client.assignment.borrow_mut().release();
             client.resume_response();
         }
-        Failure::AnsweredWithError {
+        LastAnswer::Error {
             status,
             headers,
             body,
         } => {
-            client.answer(u32::from(*status), headers, body);
+            client.answer(u32::from(status), headers, body);
             client.assignment.borrow_mut().release();
         }
-        Failure::Unreached | Failure::Broken => client.refuse(runtime, &unreached),
-        Failure::Silent => client.refuse(runtime, &Refusal::DecodeTimeout),
-        Failure::Empty => client.refuse(runtime, &Refusal::EmptyAnswer),
-        Failure::Left => client.refuse(runtime, &Refusal::WorkerLeft),
-        Failure::Unusable { status } => {
-            let status = *status;
-            client.refuse(runtime, &Refusal::UnusableStatus { status });
-        }
-        Failure::Refused(refusal) => client.refuse(runtime, refusal),
+        LastAnswer::Refused(refusal) => client.refuse(runtime, &refusal),
     }
     cleanup::give_up(runtime, client);
 }
 
-/// Handles streams whose workers are late, and streams with a pending reset. Called in each round.
-pub fn see_to_late(runtime: &PoolRuntime) {
-    for client in runtime.late_or_doomed() {
+/// Acts on what is due for open streams: late workers, and pending resets. Called in each round.
+pub fn see_to_due(runtime: &PoolRuntime) {
+    for (client, due) in runtime.due() {
         if !client.enter() {
             continue;
         }
-        if client.pending_reset.borrow().is_some() {
-            see_to_doomed(runtime, &client);
-            continue;
-        }
-        response::note_asked(&client);
-        match client.response.get() {
-            Response::Awaited | Response::Held => {
-                let end = response::ended(runtime, &client, Came::TimedOut);
+        match due {
+            Due::NothingCame => {
+                response::note_tried(&client);
+                let end = client.leg_ended(runtime, Came::TimedOut);
                 recover(runtime, &client, Failure::Silent, end);
             }
-            Response::Complete | Response::Flowing | Response::EndHeld => {
-                response::ended(runtime, &client, silence(runtime, &client));
+            Due::Stalled => {
+                response::note_tried(&client);
+                client.leg_ended(runtime, silence(runtime, &client));
                 log::warn!("[{}] its worker fell silent", client.ids());
                 client.break_off(runtime, "silent");
             }
+            Due::Reset(reason) => client.break_off(runtime, reason),
         }
     }
 }
@@ -439,23 +297,9 @@ pub fn see_to_left(runtime: &PoolRuntime) {
     }
     for client in runtime.waiting_for(&left) {
         if client.may_recover() && client.enter() {
-            let end = response::ended(runtime, &client, Came::Left);
+            let end = client.leg_ended(runtime, Came::Left);
             recover(runtime, &client, Failure::Left, end);
         }
-    }
-}
-
-fn see_to_doomed(runtime: &PoolRuntime, client: &Stream) {
-    let pending_reset = client.pending_reset.take();
-    match pending_reset {
-        Some(PendingReset { refusal, ticks: 0 }) => client.break_off(runtime, refusal.code()),
-        Some(PendingReset { refusal, ticks }) => {
-            let ticks = ticks.saturating_sub(1);
-            client
-                .pending_reset
-                .replace(Some(PendingReset { refusal, ticks }));
-        }
-        None => {}
     }
 }
 
@@ -474,7 +318,7 @@ impl Stream {
     /// Leaves the present workers, and calls off what they are doing for the request. Changes the effective context.
     fn leave_pair(&self, runtime: &PoolRuntime) {
         self.next_attempt();
-        self.concurrent_prefill.set(ConcurrentPrefill::Nothing);
+        self.set_prefill(ConcurrentPrefill::Nothing);
         // The root makes the call, so that the answer finds its caller.
         if self.abort.borrow().is_some()
             && host::enter_context(runtime.root_id).is_ok()

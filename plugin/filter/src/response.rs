@@ -7,37 +7,23 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use proxy_wasm::types::Action;
-use routing::answer::{Form, Reader, Verdict};
-use routing::outcome::{Came, Follows, of_words};
+use routing::outcome::Came;
 use routing::route::{Assignment, Refusal};
+use routing::session::{self, ContentLength, Failure, LegEnd, Passed, Piece, Step, SuccessHead};
 
 use crate::cleanup;
 use crate::headers;
 use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
 use crate::pool_runtime::PoolRuntime;
-use crate::recovery::{self, Failure, LegEnd};
-use crate::stream::{ConcurrentPrefill, Response, Stage, Stream};
+use crate::recovery;
+use crate::stream::{Stage, Stream};
 
-/// Bytes that count as content, whatever they are: no engine's first event is longer.
-const MOST_HELD: usize = 64 * 1024;
-
-/// Longest unstreamed answer that is held to be edited, in bytes: half of what the proxy buffers, as a rule.
-const MOST_CHANGED: usize = 512 * 1024;
-
-/// State of one response.
+/// State of one response's callbacks.
 #[derive(Default)]
 pub struct Reading {
     /// Body sent to the client in place of the proxy's own error text.
     replacement: Option<String>,
-    /// Reader of an answer that is charged to a worker.
-    reader: Option<Reader>,
-    /// Bytes of the held body that have been read already.
-    read: usize,
-    /// Whether the response's end has been seen.
-    has_ended: bool,
-    /// Whether the client has been sent the error event of a pending reset.
-    has_told_reset: bool,
 }
 
 impl Reading {
@@ -49,63 +35,19 @@ impl Reading {
             Stage::Recovering => return Action::Pause,
             _ => return Action::Continue,
         }
-        self.has_ended = end;
-        stream.response.set(Response::Held);
         let received = Headers::of(Map::Response).unwrap_or_default();
         let status = received.first(":status").unwrap_or_default();
-        stream.code.set(first_digit(status));
-        let action = match status.first() {
-            Some(b'2') => self.success(runtime, stream, &received, end),
+        let mut response = stream.response.borrow_mut();
+        response.hold();
+        response.set_status_class(first_digit(status));
+        if end {
+            response.end();
+        }
+        drop(response);
+        match status.first() {
+            Some(b'2') => success(runtime, stream, &received),
             _ => self.error(runtime, stream, status, end),
-        };
-        if action == Action::Continue {
-            stream.response.set(Response::Flowing);
-            stream.clock.mark_activity();
         }
-        action
-    }
-
-    fn success(
-        &mut self,
-        runtime: &PoolRuntime,
-        stream: &Rc<Stream>,
-        received: &Headers,
-        end: bool,
-    ) -> Action {
-        mark(runtime, stream);
-        let is_changed = stream.change.borrow().is_some();
-        if stream.assignment.borrow().decode.is_none() && !is_changed {
-            stream.answer_begins(runtime);
-            return Action::Continue;
-        }
-        let kind = received.first("content-type").unwrap_or_default();
-        let form = Form::of(kind);
-        stream.form.set(form);
-        let is_edited = stream.change.borrow().is_some() || stream.wants_logprobs.get();
-        if is_edited && form == Form::Events {
-            // The length after the edits is not known yet.
-            let _ = host::remove_header(Map::Response, b"content-length");
-        }
-        self.reader = Some(Reader::new(kind, received.first("content-encoding")));
-        // An unknown path may well answer nothing.
-        let expects_tokens = stream.assignment.borrow().expects_tokens();
-        match (expects_tokens, end) {
-            // The headers contain the length, which the edits change.
-            (false, false) if is_changed && form == Form::Whole => {
-                hold_to_change(runtime, stream, received)
-            }
-            (false, _) => Action::Continue,
-            (true, true) => self.empty(runtime, stream),
-            (true, false) => Action::Pause,
-        }
-    }
-
-    /// Recovers from an answer that has ended without content.
-    fn empty(&mut self, runtime: &PoolRuntime, stream: &Rc<Stream>) -> Action {
-        log::warn!("[{}] its worker answered nothing", stream.ids());
-        let end = ended(runtime, stream, Came::Empty);
-        recovery::begin(runtime, stream, Failure::Empty, end);
-        Action::Pause
     }
 
     fn error(
@@ -116,35 +58,21 @@ impl Reading {
         end: bool,
     ) -> Action {
         let details = host::property(&["response", "code_details"]).unwrap_or_default();
-        if details == b"via_upstream" {
-            mark(runtime, stream);
-            let code = code(status);
-            let ended = ended(runtime, stream, Came::Status(code));
-            // Neither a redirect nor a switch of protocols is an answer to a request for text.
-            let is_unusable = code < 400 && stream.assignment.borrow().expects_tokens();
-            let failure = match is_unusable {
-                true => Failure::Unusable { status: code },
-                false => Failure::Status,
-            };
-            let is_to_be_replaced =
-                ended.meaning.follows != Follows::PassedOn && stream.may_recover();
-            if is_unusable || is_to_be_replaced {
-                recovery::begin(runtime, stream, failure, ended);
-                return Action::Pause;
-            }
-            cleanup::give_up(runtime, stream);
-        } else if status.first() == Some(&b'5') {
-            let (failure, ended) = blame(runtime, stream, &details);
-            if stream.may_recover() {
-                recovery::begin(runtime, stream, failure, ended);
-                return Action::Pause;
-            }
-            if status == b"503" && !end {
-                self.nobody_reached(runtime, stream);
-            }
+        let outcome = match status.first() {
+            _ if details == b"via_upstream" => answered_with_error(runtime, stream, code(status)),
+            Some(b'5') => unanswered(runtime, stream, &details),
+            _ => None,
+        };
+        if let Some((failure, end)) = outcome {
+            recovery::begin(runtime, stream, failure, end);
+            return Action::Pause;
+        }
+        if status == b"503" && details != b"via_upstream" && !end {
+            self.nobody_reached(runtime, stream);
         }
         // An error says nothing about the worker's speed.
         stream.assignment.borrow_mut().release();
+        stream.response.borrow_mut().pass_held();
         Action::Continue
     }
 
@@ -156,7 +84,7 @@ impl Reading {
         };
         let refusal = Refusal::Unreachable {
             what,
-            tried: stream.destinations.borrow().len(),
+            tried: stream.tried.borrow().all().len(),
         };
         runtime.note_refusal(stream.ids(), &refusal);
         log::warn!("[{}] {refusal}", stream.ids());
@@ -191,30 +119,23 @@ impl Reading {
             Stage::Recovering => return Action::Pause,
             _ => return Action::Continue,
         }
-        self.has_ended |= end;
-        if self.reader.is_none() {
-            stream.clock.mark_activity();
-            return Action::Continue;
+        if end {
+            stream.response.borrow_mut().end();
         }
         if passes_unread(runtime, stream) {
-            stream.clock.mark_activity();
-            // Any piece renews a booking, whatever it contains.
-            stream
-                .assignment
-                .borrow_mut()
-                .generated(stream.tokens.get());
             return Action::Continue;
         }
         let bytes = match size {
             0 => Vec::new(),
             _ => host::buffer(Buffer::Response).unwrap_or_default(),
         };
-        self.read(runtime, stream, &bytes, end);
-        match stream.response.get() {
-            Response::Awaited | Response::Held => self.held(runtime, stream, bytes, end),
-            Response::Flowing => self.flowing(runtime, stream, bytes, end),
-            Response::Complete | Response::EndHeld => Action::Pause,
-        }
+        let piece = match end {
+            true => Piece::Last(&bytes),
+            false => Piece::Part(&bytes),
+        };
+        read(runtime, stream, piece);
+        let step = stream.response.borrow_mut().step(piece, stream.takeover());
+        carry_out(runtime, stream, step)
     }
 
     fn replace(&mut self, end: bool) -> Action {
@@ -229,189 +150,133 @@ impl Reading {
         Action::Continue
     }
 
-    /// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
-    fn read(&mut self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, bytes: &[u8], end: bool) {
-        let Some(reader) = &mut self.reader else {
-            return;
-        };
-        let new = bytes.get(self.read..).unwrap_or_default();
-        self.read = bytes.len();
-        if !new.is_empty() {
-            stream.clock.mark_activity();
-        }
-        let had_begun = reader.has_begun();
-        reader.read(new);
-        if end {
-            reader.finish();
-        }
-        let has_begun_now = reader.has_begun() && !had_begun;
-        let mut assignment = stream.assignment.borrow_mut();
-        stream.tokens.set(reader.tokens());
-        assignment.generated(reader.tokens());
-        if has_begun_now {
-            let now = runtime.vm.now();
-            assignment.first_token(now);
-            drop(assignment);
-            stream.first_token.set(now);
-            runtime
-                .metrics
-                .first_token(now.saturating_sub(stream.came.get()));
-            planning::call_waiting(runtime);
-            stream.enter();
-        }
-    }
-
-    /// Handles a piece while nothing of the answer has reached the client.
-    fn held(
-        &mut self,
-        runtime: &Rc<PoolRuntime>,
-        stream: &Rc<Stream>,
-        bytes: Vec<u8>,
-        end: bool,
-    ) -> Action {
-        match self.verdict() {
-            Verdict::Empty if stream.assignment.borrow().expects_tokens() => {
-                return self.empty(runtime, stream);
-            }
-            Verdict::Nothing if !end && bytes.len() < MOST_HELD => return Action::Pause,
-            // The worker reports a failure in its answer in place of a status.
-            Verdict::Failed(_) if stream.may_recover() => {
-                let end = ended(runtime, stream, Came::FailedInside);
-                // The outcome is recorded above: `settle` must not judge the worker again.
-                self.reader = None;
-                recovery::begin(runtime, stream, Failure::Status, end);
-                return Action::Pause;
-            }
-            _ => {}
-        }
-        let is_concurrent = stream.concurrent_prefill.get() == ConcurrentPrefill::Running;
-        if is_concurrent && (end || self.is_over()) {
-            stream.response.set(Response::Complete);
-            return Action::Pause;
-        }
-        let is_whole = stream.form.get() == Form::Whole;
-        let waits_for_prefill = is_concurrent && (is_whole || stream.wants_logprobs.get());
-        let waits_for_end = is_whole && stream.change.borrow().is_some();
-        if !end && (waits_for_prefill || waits_for_end || self.must_wait(stream)) {
-            return Action::Pause;
-        }
-        stream.answer_begins(runtime);
-        stream.response.set(Response::Flowing);
-        self.pass(stream, &bytes, end)
-    }
-
-    fn flowing(
-        &mut self,
-        runtime: &PoolRuntime,
-        stream: &Rc<Stream>,
-        bytes: Vec<u8>,
-        end: bool,
-    ) -> Action {
-        if stream.pending_reset.borrow().is_some() {
-            return self.reset_pending(runtime, stream, end);
-        }
-        if stream.concurrent_prefill.get() == ConcurrentPrefill::Running && (end || self.is_over())
-        {
-            stream.response.set(Response::EndHeld);
-            return Action::Pause;
-        }
-        if !end && self.must_wait(stream) {
-            return Action::Pause;
-        }
-        self.pass(stream, &bytes, end)
-    }
-
-    /// Passes the received bytes on.
-    fn pass(&mut self, stream: &Stream, bytes: &[u8], end: bool) -> Action {
-        self.read = 0;
-        stream.rewrite(bytes, end);
-        Action::Continue
-    }
-
-    /// Carries out a pending reset: an error event replaces one that would pass; the connection breaks with the next, or in a
-    /// later round. An event that is written together with the break would be lost.
-    fn reset_pending(&mut self, runtime: &PoolRuntime, stream: &Stream, end: bool) -> Action {
-        let pending_reset = stream.pending_reset.borrow();
-        let Some(refusal) = pending_reset
-            .as_ref()
-            .map(|pending_reset| &pending_reset.refusal)
-        else {
-            return Action::Pause;
-        };
-        let may_tell = stream.form.get() == Form::Events && !self.has_told_reset && !end;
-        // The piece passed last may have ended in the middle of a line.
-        let event = format!("\n\ndata: {}\n\n", refusal.to_json());
-        if may_tell && host::set_buffer(Buffer::Response, event.as_bytes()).is_ok() {
-            self.has_told_reset = true;
-            return Action::Continue;
-        }
-        let reason = refusal.code();
-        drop(pending_reset);
-        stream.break_off(runtime, reason);
-        Action::Pause
-    }
-
     /// Handles trailers, which end the answer in place of a last piece of its body.
     pub fn trailers(&mut self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
         // The held part of the body is still in the proxy's buffer.
-        self.body(runtime, stream, self.read, true)
+        let held = stream.response.borrow().held_bytes();
+        self.body(runtime, stream, held, true)
     }
+}
 
-    fn verdict(&self) -> Verdict {
-        self.reader
-            .as_ref()
-            .map_or(Verdict::Content, Reader::verdict)
+fn success(runtime: &PoolRuntime, stream: &Rc<Stream>, received: &Headers) -> Action {
+    mark(runtime, stream);
+    let assignment = stream.assignment.borrow();
+    let head = SuccessHead {
+        content_type: received.first("content-type").unwrap_or_default(),
+        encoding: received.first("content-encoding"),
+        length: received.first("content-length").and_then(number),
+        is_charged: assignment.decode.is_some(),
+        expects_tokens: assignment.expects_tokens(),
+    };
+    drop(assignment);
+    let (step, length) = stream.response.borrow_mut().success(head);
+    if length == ContentLength::Removed {
+        let _ = host::remove_header(Map::Response, b"content-length");
     }
+    carry_out(runtime, stream, step)
+}
 
-    /// Whether the answer's final event has come.
-    fn is_over(&self) -> bool {
-        self.reader.as_ref().is_some_and(Reader::is_over)
+/// Records a worker's error; the failure, if another worker is to be asked.
+fn answered_with_error(
+    runtime: &PoolRuntime,
+    stream: &Rc<Stream>,
+    status: u16,
+) -> Option<(Failure, LegEnd)> {
+    mark(runtime, stream);
+    let end = stream.leg_ended(runtime, Came::Status(status));
+    let failure = {
+        let assignment = stream.assignment.borrow();
+        session::after_error(&end, status, &assignment, stream.takeover())
+    };
+    if failure.is_none() {
+        cleanup::give_up(runtime, stream);
     }
+    Some((failure?, end))
+}
 
-    /// Whether the bytes received wait for the next ones: they may look like a good end while the concurrent prefill is not known
-    /// to be good, or they are to be edited and end amid a line.
-    fn must_wait(&self, stream: &Stream) -> bool {
-        let is_concurrent = stream.concurrent_prefill.get() == ConcurrentPrefill::Running;
-        let is_changed = stream.change.borrow().is_some();
-        self.reader.as_ref().is_some_and(|reader| {
-            is_concurrent && reader.may_have_ended() || is_changed && reader.is_amid_line()
-        })
+/// Records that no worker answered; the failure, if another worker is to be asked.
+fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<(Failure, LegEnd)> {
+    let outcome = session::record_unanswered(
+        &mut runtime.router.borrow_mut(),
+        &mut stream.assignment.borrow_mut(),
+        &mut stream.tried.borrow_mut(),
+        last_tried(),
+        details,
+    );
+    stream.may_recover().then_some(outcome)
+}
+
+/// Whether a piece passes unread: the answer is not read at all, or the rest of it needs no reading.
+fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
+    let mut response = stream.response.borrow_mut();
+    let is_counted = runtime.pool.output.accounting;
+    let passes = !response.is_read() || !is_counted && response.could_pass_unread();
+    if passes {
+        response.mark_activity();
+        // Any piece renews a booking, whatever it contains.
+        stream.assignment.borrow_mut().generated(response.tokens());
     }
+    passes
+}
 
-    /// Judges the worker by the ended answer. Not earlier: a worker that breaks every answer off begins all of them well.
-    pub fn settle(&self, runtime: &PoolRuntime, stream: &Stream) {
-        let has_begun = self.reader.as_ref().map(Reader::has_begun);
-        match (stream.stage.get(), has_begun) {
-            (Stage::Forwarded, Some(_)) if matches!(self.verdict(), Verdict::Failed(_)) => {
-                ended(runtime, stream, Came::FailedInside);
+/// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
+fn read(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, piece: Piece<'_>) {
+    let mut response = stream.response.borrow_mut();
+    let is_first_token = response.read(piece);
+    let mut assignment = stream.assignment.borrow_mut();
+    assignment.generated(response.tokens());
+    if !is_first_token {
+        return;
+    }
+    let now = runtime.vm.now();
+    assignment.first_token(now);
+    response.first_token_at(now);
+    drop((assignment, response));
+    runtime.metrics.first_token(now.saturating_sub(stream.came));
+    planning::call_waiting(runtime);
+    stream.enter();
+}
+
+/// Carries out what follows from a part of the answer.
+fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: Step) -> Action {
+    match step {
+        Step::Hold => Action::Pause,
+        Step::Pass(Passed { is_first, body }) => {
+            if is_first {
+                stream.answer_begins(runtime);
             }
-            (Stage::Forwarded, Some(_)) if self.has_ended => {
-                ended(runtime, stream, Came::Good);
+            stream.write(runtime, body)
+        }
+        Step::Fail(came) => {
+            if came == Came::Empty {
+                log::warn!("[{}] its worker answered nothing", stream.ids());
             }
-            (Stage::Forwarded, Some(_)) if is_broken_off(runtime, stream) => {
-                ended(runtime, stream, Came::Cut);
-            }
-            (Stage::Forwarded, Some(true)) => {
-                ended(runtime, stream, Came::Good);
-            }
-            // The worker at fault is known already.
-            (Stage::Recovering, _) => {
-                is_broken_off(runtime, stream);
-            }
-            _ => {}
+            let end = stream.leg_ended(runtime, came);
+            recovery::begin(runtime, stream, Failure::of_answer(came), end);
+            Action::Pause
+        }
+        Step::Reset(reason) => {
+            stream.break_off(runtime, reason);
+            Action::Pause
         }
     }
 }
 
-/// Whether the rest of an answer can pass unread: the client reads already, nothing is edited, nothing else is under way for the
-/// request, and its tokens are not counted.
-fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
-    !runtime.pool.output.accounting
-        && stream.response.get() == Response::Flowing
-        && stream.concurrent_prefill.get() == ConcurrentPrefill::Nothing
-        && stream.pending_reset.borrow().is_none()
-        && stream.change.borrow().is_none()
-        && !stream.wants_logprobs.get()
+/// Judges the worker by the ended answer. The stream's context must be the effective one.
+pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
+    let is_cut = || is_broken_off(runtime, stream);
+    let came = match stream.stage.get() {
+        Stage::Forwarded => stream.response.borrow().outcome(is_cut),
+        // The worker at fault is known already.
+        Stage::Recovering => {
+            is_cut();
+            None
+        }
+        _ => None,
+    };
+    if let Some(came) = came {
+        stream.leg_ended(runtime, came);
+    }
 }
 
 /// Whether the stream has ended because its worker broke the answer off; counted if so.
@@ -425,28 +290,6 @@ fn is_broken_off(runtime: &PoolRuntime, stream: &Stream) -> bool {
     is_so
 }
 
-/// Records how the leg that the client waits for has ended, and what that means.
-pub fn ended(runtime: &PoolRuntime, stream: &Stream, came: Came) -> LegEnd {
-    let mut router = runtime.router.borrow_mut();
-    let mut assignment = stream.assignment.borrow_mut();
-    let leg = assignment.leg(router.pool().rules());
-    let meaning = router.leg_ended(&mut assignment, came);
-    LegEnd { leg, came, meaning }
-}
-
-/// Holds an unstreamed answer that generates nothing, such as embeddings, until it can be edited; an answer that may be too long
-/// to be held passes unedited.
-fn hold_to_change(runtime: &PoolRuntime, stream: &Stream, received: &Headers) -> Action {
-    let length = received.first("content-length");
-    let length = length.and_then(|length| std::str::from_utf8(length).ok()?.parse::<usize>().ok());
-    if length.is_some_and(|length| length <= MOST_CHANGED) {
-        return Action::Pause;
-    }
-    stream.change.replace(None);
-    stream.answer_begins(runtime);
-    Action::Continue
-}
-
 fn first_digit(status: &[u8]) -> usize {
     let digit = status.first().map_or(0, |digit| digit.wrapping_sub(b'0'));
     usize::from(digit)
@@ -454,10 +297,11 @@ fn first_digit(status: &[u8]) -> usize {
 
 /// A status as a number; 0 if it is not one.
 fn code(status: &[u8]) -> u16 {
-    let text = std::str::from_utf8(status);
-    text.ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or_default()
+    number(status).unwrap_or_default()
+}
+
+fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// Adds headers for people to a worker's answer, and notes which worker gave it.
@@ -466,7 +310,7 @@ fn mark(runtime: &PoolRuntime, stream: &Stream) {
         // For people only, as the names are: a response without the header is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
     }
-    if stream.destinations.borrow().len() > 1 || runtime.config.response_headers {
+    if stream.tried.borrow().all().len() > 1 || runtime.config.response_headers {
         note_server(runtime, stream);
     }
     let mut extra = names(runtime, &stream.assignment.borrow());
@@ -509,18 +353,9 @@ fn last_tried() -> Option<SocketAddr> {
     std::str::from_utf8(&address).ok()?.parse().ok()
 }
 
-/// Notes which destinations have been tried so far. If the proxy does not say, only the first has: it took the connection.
-pub fn note_asked(stream: &Stream) {
-    match last_tried() {
-        Some(last) => note_asked_until(stream, last),
-        None => stream.destinations.borrow_mut().truncate(1),
-    }
-}
-
-fn note_asked_until(stream: &Stream, last: SocketAddr) {
-    let mut asked = stream.tried_before(last);
-    asked.push(last);
-    stream.destinations.replace(asked);
+/// Notes which destinations have been tried so far. The stream's context must be the effective one.
+pub fn note_tried(stream: &Stream) {
+    stream.tried.borrow_mut().reached(last_tried());
 }
 
 /// Notes the destination that answered. Those before it in the list took no connection.
@@ -528,41 +363,15 @@ fn note_server(runtime: &PoolRuntime, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
-    let refused = stream.tried_before(address);
-    note_asked_until(stream, address);
-    if refused.is_empty() {
-        return;
+    let refused = session::record_server(
+        &mut runtime.router.borrow_mut(),
+        &mut stream.assignment.borrow_mut(),
+        &mut stream.tried.borrow_mut(),
+        address,
+    );
+    if !refused.is_empty() {
+        let id = stream.ids();
+        log::warn!("[{id}] {refused:?} took no connection, {address} answers");
+        runtime.telemetry.decode_retried();
     }
-    let mut router = runtime.router.borrow_mut();
-    router.took_no_connection(&refused);
-    router.served_by(&mut stream.assignment.borrow_mut(), address);
-    let id = stream.ids();
-    log::warn!("[{id}] {refused:?} took no connection, {address} answers");
-    runtime.telemetry.decode_retried();
-}
-
-/// Judges a request without an answer from a worker: destinations before the last tried took no connection; the proxy's details
-/// say what became of the last.
-fn blame(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> (Failure, LegEnd) {
-    let last = last_tried();
-    if let Some(last) = last {
-        let mut router = runtime.router.borrow_mut();
-        if router.pool().rules().reaches_workers {
-            router.took_no_connection(&stream.tried_before(last));
-            router.served_by(&mut stream.assignment.borrow_mut(), last);
-        }
-    }
-    // Destinations behind it in the list have not been tried.
-    note_asked(stream);
-    let unknown = match last {
-        Some(_) => Came::Cut,
-        None => Came::NotSent,
-    };
-    let came = of_words(details).unwrap_or(unknown);
-    let failure = match came {
-        Came::NotSent | Came::Refused => Failure::Unreached,
-        Came::TimedOut => Failure::Silent,
-        _ => Failure::Broken,
-    };
-    (failure, ended(runtime, stream, came))
 }

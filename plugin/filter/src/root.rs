@@ -178,7 +178,7 @@ impl ConfiguredRoot {
         // A root of an older configuration goes on serving its own streams.
         for runtime in self.pools.all() {
             prefill_call::hedge_late(runtime);
-            recovery::see_to_late(runtime);
+            recovery::see_to_due(runtime);
             recovery::see_to_left(runtime);
         }
         if vm.is_driven_by(root) {

@@ -5,23 +5,25 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use proxy_wasm::types::Action;
 use routing::admission::Waiter;
-use routing::answer::{Form, Reader};
 use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
 use routing::ids::Ids;
+use routing::outcome::Came;
 use routing::request::Generation;
 use routing::route::fate::Handed;
 use routing::route::{AbortLeg, Assignment, Dispatch, Refusal};
+use routing::session::{
+    CompleteAnswer, ConcurrentPrefill, Due, Failure, LegEnd, NewBody, Response, Takeover, Tried,
+};
 
 use crate::cleanup;
-use crate::clock::AnswerClock;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::RoutingHeaders;
 use crate::pool_runtime::PoolRuntime;
-use crate::recovery::{Failure, HeldReply};
-use crate::rewrite::AnswerChange;
+use crate::recovery::HeldReply;
 use crate::telemetry::Ended;
 
 /// Stage of a request.
@@ -45,30 +47,6 @@ pub enum Stage {
     Ended,
 }
 
-/// State of a concurrent prefill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConcurrentPrefill {
-    /// None, or ended.
-    Nothing,
-    /// Under way: decode's answer must not end well before prefill is known to be good.
-    Running,
-}
-
-/// Progress of the response, and what of it is held back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Response {
-    /// Nothing has come.
-    Awaited,
-    /// The headers have come, and are held back until the answer has content.
-    Held,
-    /// All of the response has come, and is held back until the concurrent prefill is known to be good.
-    Complete,
-    /// The response flows.
-    Flowing,
-    /// The response has flowed; its end is held back.
-    EndHeld,
-}
-
 /// A request's body as its client sent it, kept for as long as the request may have to be routed again.
 pub struct ReplayBuffer {
     /// The body.
@@ -85,14 +63,6 @@ pub struct CleanupRequest {
     _share: Share,
 }
 
-/// A reset that an answer must end with.
-pub struct PendingReset {
-    /// Reason of the reset.
-    pub refusal: Refusal,
-    /// Rounds until the reset: an event with the reason may pass before.
-    pub ticks: u8,
-}
-
 /// State of a request that outlives a single callback.
 pub struct Stream {
     id: u32,
@@ -105,52 +75,34 @@ pub struct Stream {
     pub trailers: Cell<bool>,
     /// Stage of the request.
     pub stage: Cell<Stage>,
-    /// Progress of the response.
-    pub response: Cell<Response>,
-    /// State of the concurrent prefill.
-    pub concurrent_prefill: Cell<ConcurrentPrefill>,
+    /// The answer on its way to the client.
+    pub response: RefCell<Response>,
     /// Headers that matter to the router.
-    pub routing_headers: RefCell<RoutingHeaders>,
+    pub routing_headers: RoutingHeaders,
     /// Terms of the selection, for a caller that asked for them.
     pub explanation: RefCell<Option<String>>,
     /// Workers and charges that the request occupies.
     pub assignment: RefCell<Assignment>,
     /// The hand-off from prefill to this request's decode, and the fate to report if the stream ended now.
     pub handed: Cell<Option<Handed>>,
-    /// Destinations that the request was forwarded to, in order.
-    pub destinations: RefCell<Vec<SocketAddr>>,
+    /// Destinations that the request was forwarded to.
+    pub tried: RefCell<Tried>,
     /// What is needed to route the request again.
     pub replay_buffer: RefCell<Option<ReplayBuffer>>,
     /// Number of the present attempt: an answer to a call of an earlier attempt is no longer waited for.
     pub attempt: Cell<u32>,
     /// Prefill calls under way for the present attempt.
     pub racing: Cell<u32>,
-    /// Deadlines of the answer.
-    pub clock: AnswerClock,
     /// How the first decode leg failed, while that leg is being replaced.
     pub failure: RefCell<Option<Failure>>,
     /// The reply of a replacement decode worker, while the concurrent prefill runs.
     pub held_reply: RefCell<Option<HeldReply>>,
     /// Whether the model's name has been settled.
     pub is_named: Cell<bool>,
-    /// Edits that the answer needs.
-    pub change: RefCell<Option<AnswerChange>>,
-    /// Whether the prompt's logprobs, which only prefill knows, are wanted in the answer and not known yet.
-    pub wants_logprobs: Cell<bool>,
     /// When the request came.
-    pub came: Cell<Duration>,
+    pub came: Duration,
     /// When the request began to wait for a worker.
     pub queued: Cell<Duration>,
-    /// When the first token came; 0: none has.
-    pub first_token: Cell<Duration>,
-    /// Tokens of the answer, as far as known.
-    pub tokens: Cell<u64>,
-    /// First digit of the status that the request got; 0: none.
-    pub code: Cell<usize>,
-    /// Form of the answer.
-    pub form: Cell<Form>,
-    /// Reset that must end an answer which has begun.
-    pub pending_reset: RefCell<Option<PendingReset>>,
     /// Share of the budget for buffered bodies.
     pub body: RefCell<Option<Rc<Share>>>,
     /// The call that aborts prefill, or makes it drop its blocks: kept until decode is known to have fetched them.
@@ -161,7 +113,13 @@ pub struct Stream {
 
 impl Stream {
     /// State of a request that has just come.
-    pub fn new(id: u32, ids: Ids, headers: Rc<[Header]>) -> Self {
+    pub fn new(
+        id: u32,
+        ids: Ids,
+        headers: Rc<[Header]>,
+        routing_headers: RoutingHeaders,
+        came: Duration,
+    ) -> Self {
         let is_length = |(name, _): &Header| name == b"content-length";
         Self {
             id,
@@ -170,29 +128,20 @@ impl Stream {
             headers: RefCell::new(headers),
             trailers: Cell::new(false),
             stage: Cell::new(Stage::Forwarded),
-            response: Cell::new(Response::Awaited),
-            concurrent_prefill: Cell::new(ConcurrentPrefill::Nothing),
-            routing_headers: RefCell::default(),
+            response: RefCell::default(),
+            routing_headers,
             explanation: RefCell::default(),
             assignment: RefCell::default(),
             handed: Cell::new(None),
-            destinations: RefCell::default(),
+            tried: RefCell::default(),
             replay_buffer: RefCell::default(),
             attempt: Cell::new(0),
             racing: Cell::new(0),
-            clock: AnswerClock::default(),
             failure: RefCell::default(),
             held_reply: RefCell::default(),
             is_named: Cell::new(false),
-            change: RefCell::default(),
-            wants_logprobs: Cell::new(false),
-            came: Cell::default(),
+            came,
             queued: Cell::default(),
-            first_token: Cell::default(),
-            tokens: Cell::default(),
-            code: Cell::default(),
-            form: Cell::new(Form::Whole),
-            pending_reset: RefCell::default(),
             body: RefCell::default(),
             abort: RefCell::default(),
             cleanup_request: RefCell::default(),
@@ -208,28 +157,41 @@ impl Stream {
             .as_ref()
             .zip(others.decode.as_ref())
             .is_some_and(is_same);
-        is_same && self.id != other.id && self.clock.moved_after(&other.clock)
+        is_same
+            && self.id != other.id
+            && self
+                .response
+                .borrow()
+                .has_moved_since(&other.response.borrow())
     }
 
-    /// Whether the worker is late with the answer.
-    pub fn is_late(&self, now: Duration) -> bool {
-        self.stage.get() == Stage::Forwarded && self.clock.has_run_out(self.response.get(), now)
+    /// What is due in a round at `now`, while the answer is awaited or flows. To be called once a round.
+    pub fn round(&self, now: Duration) -> Option<Due> {
+        let is_forwarded = self.stage.get() == Stage::Forwarded;
+        is_forwarded
+            .then(|| self.response.borrow_mut().round(now))
+            .flatten()
     }
 
     /// Whether the client has read nothing yet, and waits for one of these workers.
     pub fn awaits(&self, workers: &[WorkerId]) -> bool {
-        let is_open = self.stage.get() == Stage::Forwarded
-            && matches!(self.response.get(), Response::Awaited | Response::Held);
+        let is_open = self.stage.get() == Stage::Forwarded && self.response.borrow().is_unread();
         let assignment = self.assignment.borrow();
         let is_among =
             |worker: &Option<Rc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
         is_open
             && (is_among(&assignment.decode)
-                || self.prefills_beside() && is_among(&assignment.prefill))
+                || self.prefill_runs() && is_among(&assignment.prefill))
     }
 
-    fn prefills_beside(&self) -> bool {
-        self.concurrent_prefill.get() == ConcurrentPrefill::Running
+    /// Whether a concurrent prefill runs.
+    pub fn prefill_runs(&self) -> bool {
+        self.response.borrow().prefill_runs()
+    }
+
+    /// Notes a concurrent prefill that starts, or is given up.
+    pub fn set_prefill(&self, prefill: ConcurrentPrefill) {
+        self.response.borrow_mut().set_prefill(prefill);
     }
 
     /// The id that both legs carry: our own.
@@ -273,16 +235,23 @@ impl Stream {
         self.replay_buffer.borrow().is_some() && self.assignment.borrow().may_recover()
     }
 
-    /// Destinations that were tried before this address.
-    pub fn tried_before(&self, address: SocketAddr) -> Vec<SocketAddr> {
-        let destinations = self.destinations.borrow();
-        let at = destinations.iter().position(|tried| *tried == address);
-        destinations.iter().take(at.unwrap_or(0)).copied().collect()
+    /// [`Self::may_recover`], for the answer that has come.
+    pub fn takeover(&self) -> Takeover {
+        match self.may_recover() {
+            true => Takeover::Possible,
+            false => Takeover::Impossible,
+        }
+    }
+
+    /// Records how the leg that the client waits for has ended, and what that means.
+    pub fn leg_ended(&self, runtime: &PoolRuntime, came: Came) -> LegEnd {
+        let mut router = runtime.router.borrow_mut();
+        LegEnd::record(&mut router, &mut self.assignment.borrow_mut(), came)
     }
 
     /// Whether the client has read any of an answer.
     pub fn answer_has_begun(&self) -> bool {
-        matches!(self.response.get(), Response::Flowing | Response::EndHeld)
+        self.response.borrow().has_begun()
     }
 
     /// The request's share of a budget for bodies. A call that carries the body holds the share too: the proxy keeps the body
@@ -318,8 +287,8 @@ impl Stream {
     /// Sends the client an answer.
     pub fn answer(&self, status: u32, kept: &[Header], body: &[u8]) {
         self.stage.set(Stage::Answered);
-        self.code
-            .set(usize::try_from(status / 100).unwrap_or_default());
+        let class = usize::try_from(status / 100).unwrap_or_default();
+        self.response.borrow_mut().set_status_class(class);
         let explanation = self.explanation.take();
         let mut sent: Vec<(&str, &[u8])> = kept
             .iter()
@@ -363,12 +332,13 @@ impl Stream {
         if let Some(edits) = &dispatch.edits {
             self.set_body(&edits.apply(&body))?;
         }
-        self.destinations.replace(dispatch.destinations.clone());
+        self.tried.replace(Tried::new(&dispatch.destinations));
         self.stage.set(Stage::Forwarded);
         self.body.replace(None);
         self.keep_replay_buffer(runtime, body);
-        self.clock.start(dispatch.patience, runtime.now());
-        if self.clock.runs() || self.assignment.borrow().decode.is_some() {
+        let mut response = self.response.borrow_mut();
+        response.start(dispatch.patience, runtime.now());
+        if response.has_deadline() || self.assignment.borrow().decode.is_some() {
             runtime.watch_over(self);
         }
         Ok(())
@@ -406,38 +376,57 @@ impl Stream {
         router.answer_begins(&mut self.assignment.borrow_mut());
         drop(router);
         // While a concurrent prefill runs, a client that leaves aborts it; afterwards decode has fetched its blocks.
-        if self.concurrent_prefill.get() == ConcurrentPrefill::Nothing {
+        if !self.prefill_runs() {
             self.abort.replace(None);
         }
     }
 
     /// Ends a concurrent prefill that was good: what was held back of the answer goes on.
     pub fn prefill_is_good(&self, runtime: &PoolRuntime) {
-        self.concurrent_prefill.set(ConcurrentPrefill::Nothing);
+        let is_held = self.response.borrow_mut().prefill_is_good();
         if self.answer_has_begun() {
             self.abort.replace(None);
         }
-        let is_there = match self.response.get() {
-            Response::Complete | Response::EndHeld => self.stage.get() == Stage::Forwarded,
-            Response::Awaited | Response::Held | Response::Flowing => false,
-        };
-        if is_there && self.enter() {
+        if is_held && self.stage.get() == Stage::Forwarded && self.enter() {
             self.answer_begins(runtime);
-            self.rewrite_rest();
-            self.response.set(Response::Flowing);
+            self.release_held(runtime);
             self.resume_response();
         }
     }
 
-    /// Edits the part of the answer that is held back, up to its end.
-    fn rewrite_rest(&self) {
-        if self.change.borrow().is_none() {
-            return;
+    /// Passes the part of the answer that is held back, up to its end. Only an edited one is read.
+    fn release_held(&self, runtime: &PoolRuntime) {
+        let is_edited = self.response.borrow().is_edited();
+        let held = match is_edited {
+            true => host::buffer(Buffer::Response).unwrap_or_else(|error| {
+                log::error!("[{}] the answer could not be read: {error}", self.ids());
+                Vec::new()
+            }),
+            false => Vec::new(),
+        };
+        let body = self.response.borrow_mut().release(&held);
+        self.write(runtime, body);
+    }
+
+    /// Writes a part of the answer as the client gets it. The stream's context must be the effective one.
+    pub fn write(&self, runtime: &PoolRuntime, body: NewBody) -> Action {
+        let written = match body {
+            NewBody::AsItCame => Ok(()),
+            NewBody::Events(events) => host::set_buffer(Buffer::Response, &events),
+            NewBody::Document(document) => write_document(&document),
+            NewBody::Error { event, reason } => {
+                let written = host::set_buffer(Buffer::Response, &event);
+                if written.is_err() {
+                    self.break_off(runtime, reason);
+                    return Action::Pause;
+                }
+                written
+            }
+        };
+        if let Err(error) = written {
+            log::error!("[{}] the answer could not be edited: {error}", self.ids());
         }
-        match host::buffer(Buffer::Response) {
-            Ok(bytes) => self.rewrite(&bytes, true),
-            Err(error) => log::error!("[{}] the answer could not be changed: {error}", self.ids()),
-        }
+        Action::Continue
     }
 
     /// Resumes an answer that was held back. The stream's context must be the effective one.
@@ -471,7 +460,7 @@ impl Stream {
             Stage::Waiting(waiter) => runtime.waits_no_more(waiter),
             _ => {}
         }
-        self.concurrent_prefill.set(ConcurrentPrefill::Nothing);
+        self.set_prefill(ConcurrentPrefill::Nothing);
         self.abort_prefill(runtime);
         self.tell_of_end(runtime, stage);
         self.assignment.borrow_mut().release();
@@ -485,30 +474,43 @@ impl Stream {
         runtime.telemetry.stream_closed();
     }
 
-    /// Records the tokens and the time to first token of an answer that is complete at once.
-    pub fn answered_whole(&self, runtime: &PoolRuntime, reader: &Reader) {
-        self.tokens.set(reader.tokens());
-        let took = runtime.vm.now().saturating_sub(self.came.get());
-        runtime.metrics.first_token(took);
+    /// Sends the client the complete answer of a worker's, edited as a forwarded answer would have been. The stream's context
+    /// must be the effective one.
+    pub fn answer_complete(
+        &self,
+        runtime: &PoolRuntime,
+        status: u16,
+        headers: &[Header],
+        body: &[u8],
+    ) {
+        let complete = CompleteAnswer { headers, body };
+        let mut response = self.response.borrow_mut();
+        if status < 300 {
+            response.count(&complete.read());
+            let took = runtime.vm.now().saturating_sub(self.came);
+            runtime.metrics.first_token(took);
+        }
+        let body = response.edit_reply(body, complete.form());
+        drop(response);
+        self.answer(u32::from(status), headers, &body);
+        self.assignment.borrow_mut().release();
     }
 
     fn tell_of_end(&self, runtime: &PoolRuntime, stage: Stage) {
-        let tokens = self.tokens.get();
+        let response = self.response.borrow();
         // An answer that was held back did not reach the client.
-        let is_answered = stage == Stage::Answered || self.answer_has_begun();
+        let is_answered = stage == Stage::Answered || response.has_begun();
         runtime.metrics.ended(&Ended {
             facts: &self.assignment.borrow().facts,
-            output_tokens: tokens,
-            code: if is_answered { self.code.get() } else { 0 },
+            output_tokens: response.tokens(),
+            code: if is_answered {
+                response.status_class()
+            } else {
+                0
+            },
         });
-        let begun = self.first_token.get();
-        let further = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
-        // An unstreamed answer has all of its tokens at once.
-        if self.form.get() == Form::Events && further > 0 && !begun.is_zero() {
-            let lasted = runtime.vm.now().saturating_sub(begun);
-            runtime
-                .metrics
-                .between_tokens(lasted.checked_div(further).unwrap_or_default());
+        if let Some(time) = response.time_between_tokens(|| runtime.vm.now()) {
+            runtime.metrics.between_tokens(time);
         }
     }
 
@@ -557,6 +559,12 @@ impl Stream {
         let abort = self.abort.take()?;
         cleanup::send(runtime, self, &abort)
     }
+}
+
+fn write_document(document: &[u8]) -> Result<(), HostError> {
+    host::set_buffer(Buffer::Response, document)?;
+    let length = document.len().to_string();
+    host::set_header(Map::Response, "content-length", length.as_bytes())
 }
 
 /// The headers that say where a leg goes: in order, with one retry for each destination after the first. One more would go to the

@@ -33,9 +33,7 @@ impl Receiving {
             runtime: Rc::clone(runtime),
         };
         self.requests.borrow_mut().insert(stream.id(), request);
-        self.uploads
-            .borrow_mut()
-            .begin(stream.id(), stream.came.get());
+        self.uploads.borrow_mut().begin(stream.id(), stream.came);
     }
 
     /// Forgets a body that is complete, refused, or gone with its stream.

@@ -93,6 +93,7 @@ pub mod rendezvous;
 pub mod request;
 pub mod route;
 pub mod selection;
+pub mod session;
 pub mod sharing;
 pub mod topology;
 pub mod uploads;

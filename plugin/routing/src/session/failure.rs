@@ -1,0 +1,252 @@
+//! Owns the end of a leg that the client waits for: what it means, how it failed, and the client's answer where no other worker
+//! takes over.
+
+use std::net::SocketAddr;
+
+use super::{CompleteAnswer, Takeover, Tried};
+use crate::fleet::WorkerId;
+use crate::outcome::{Came, Follows, Leg, Meaning, of_words};
+use crate::refusal::Refusal;
+use crate::route::{Assignment, PrefillAnswer, PrefillEnd, Router};
+
+/// How a leg has ended.
+#[derive(Debug, Clone, Copy)]
+pub struct LegEnd {
+    /// The leg.
+    pub leg: Leg,
+    /// What came of the leg.
+    pub came: Came,
+    /// What the outcome means.
+    pub meaning: Meaning,
+}
+
+impl LegEnd {
+    /// Records what came of the leg that the client waits for.
+    pub fn record(router: &mut Router, assignment: &mut Assignment, came: Came) -> Self {
+        let leg = assignment.leg(router.pool().rules());
+        let meaning = router.leg_ended(assignment, came);
+        Self { leg, came, meaning }
+    }
+
+    /// Whether the client gets what came, or another worker may be asked.
+    pub fn is_passed_on(&self) -> bool {
+        self.meaning.follows == Follows::PassedOn
+    }
+
+    /// The workers that were asked for the leg, in order.
+    pub fn asked(&self, router: &Router, assignment: &Assignment, tried: &Tried) -> Vec<WorkerId> {
+        let worker = match (self.leg, self.came) {
+            (Leg::Prefill, _) => &assignment.prefill,
+            (_, Came::Refused | Came::NotSent | Came::Reset | Came::Cut) => {
+                return router.decoders_at(tried.all());
+            }
+            // A worker that has left is not picked.
+            (_, Came::Left) => &None,
+            (_, _) => &assignment.decode,
+        };
+        worker.iter().map(|worker| worker.id).collect()
+    }
+}
+
+impl From<PrefillEnd> for LegEnd {
+    fn from(PrefillEnd { came, meaning }: PrefillEnd) -> Self {
+        Self {
+            leg: Leg::Prefill,
+            came,
+            meaning,
+        }
+    }
+}
+
+/// Records the end of a leg that no worker answered: destinations before the one tried `last` took no connection, and the
+/// proxy's `details` say what became of the last.
+pub fn record_unanswered(
+    router: &mut Router,
+    assignment: &mut Assignment,
+    tried: &mut Tried,
+    last: Option<SocketAddr>,
+    details: &[u8],
+) -> (Failure, LegEnd) {
+    if let Some(last) = last
+        && router.pool().rules().reaches_workers
+    {
+        router.took_no_connection(tried.before(last));
+        router.served_by(assignment, last);
+    }
+    // Destinations behind it in the list have not been tried.
+    tried.reached(last);
+    let unknown = match last {
+        Some(_) => Came::Cut,
+        None => Came::NotSent,
+    };
+    let came = of_words(details).unwrap_or(unknown);
+    let failure = match came {
+        Came::NotSent | Came::Refused => Failure::Unreached,
+        Came::TimedOut => Failure::Silent,
+        _ => Failure::Broken,
+    };
+    (failure, LegEnd::record(router, assignment, came))
+}
+
+/// What follows an error of a worker's; none: the client gets the error.
+pub fn after_error(
+    end: &LegEnd,
+    status: u16,
+    assignment: &Assignment,
+    takeover: Takeover,
+) -> Option<Failure> {
+    // Neither a redirect nor a switch of protocols is an answer to a request for text.
+    if status < 400 && assignment.expects_tokens() {
+        return Some(Failure::Unusable { status });
+    }
+    (!end.is_passed_on() && takeover == Takeover::Possible).then_some(Failure::Status)
+}
+
+/// A header: name and value.
+type Header = (Vec<u8>, Vec<u8>);
+
+/// How a decode leg failed; the client's answer if no worker can take its place.
+#[derive(Debug)]
+pub enum Failure {
+    /// The worker answered with an error, which is held back.
+    Status,
+    /// The replacement worker answered with an error.
+    AnsweredWithError {
+        /// Status of the error.
+        status: u16,
+        /// Headers of the error, as far as they concern a client.
+        headers: Vec<Header>,
+        /// Body of the error.
+        body: Vec<u8>,
+    },
+    /// No worker took the connection.
+    Unreached,
+    /// The worker broke the connection off before it answered.
+    Broken,
+    /// The worker said nothing for too long.
+    Silent,
+    /// The worker ended the answer without content.
+    Empty,
+    /// One of the request's workers has left the fleet.
+    Left,
+    /// The worker answered with a status that is no answer to such a request.
+    Unusable {
+        /// The status.
+        status: u16,
+    },
+    /// The concurrent prefill failed, or the request cannot be sent.
+    Refused(Refusal),
+}
+
+/// The client's answer to a failure that no other worker makes good.
+#[derive(Debug)]
+pub enum LastAnswer<'f> {
+    /// What is held back of the worker's error.
+    Held,
+    /// An error that a worker answered a call with.
+    Error {
+        /// Status of the error.
+        status: u16,
+        /// Headers of the error.
+        headers: &'f [Header],
+        /// Body of the error.
+        body: &'f [u8],
+    },
+    /// A refusal of the gateway's own.
+    Refused(Refusal),
+}
+
+impl Failure {
+    /// The failure of an answer whose leg has ended as `came` says before the client read anything.
+    pub fn of_answer(came: Came) -> Self {
+        match came {
+            Came::Empty => Self::Empty,
+            _ => Self::Status,
+        }
+    }
+
+    /// In words, for the log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Status | Self::AnsweredWithError { .. } | Self::Unusable { .. } => "an error",
+            Self::Unreached => "no connection",
+            Self::Broken => "its connection broke off",
+            Self::Silent => "silence",
+            Self::Empty => "an empty answer",
+            Self::Left => "its worker has left",
+            Self::Refused(_) => "its prefill failed",
+        }
+    }
+
+    /// The failure after a call to another worker has failed, too: what a worker said last. An error that is still held back
+    /// stays as it is.
+    #[must_use]
+    pub fn then(self, came: Came, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Self {
+        match (&self, came, answer) {
+            (Self::Status, ..) => self,
+            (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
+                Self::AnsweredWithError {
+                    status,
+                    headers,
+                    body: body.to_vec(),
+                }
+            }
+            (_, Came::Status(status), _) => Self::Unusable { status },
+            _ => self,
+        }
+    }
+
+    /// The client's answer, `tried` destinations having been tried.
+    pub fn answer(&self, tried: usize) -> LastAnswer<'_> {
+        LastAnswer::Refused(match self {
+            Self::Status => return LastAnswer::Held,
+            Self::AnsweredWithError {
+                status,
+                headers,
+                body,
+            } => {
+                return LastAnswer::Error {
+                    status: *status,
+                    headers,
+                    body,
+                };
+            }
+            Self::Unreached | Self::Broken => Refusal::Unreachable {
+                what: "decode worker",
+                tried,
+            },
+            Self::Silent => Refusal::DecodeTimeout,
+            Self::Empty => Refusal::EmptyAnswer,
+            Self::Left => Refusal::WorkerLeft,
+            Self::Unusable { status } => Refusal::UnusableStatus { status: *status },
+            Self::Refused(refusal) => refusal.clone(),
+        })
+    }
+}
+
+/// What came of a call to a decode worker: a success without content is a failure, too.
+pub fn came_of_call(answer: PrefillAnswer<'_>, headers: &[Header]) -> Came {
+    if let Some(came) = answer.came() {
+        return came;
+    }
+    match answer {
+        PrefillAnswer::Whole { body, .. } => CompleteAnswer { headers, body }.came(),
+        _ => Came::Cut,
+    }
+}
+
+/// Records which destination answered: those tried before it took no connection, and are returned.
+pub fn record_server(
+    router: &mut Router,
+    assignment: &mut Assignment,
+    tried: &mut Tried,
+    address: SocketAddr,
+) -> Vec<SocketAddr> {
+    let refused = tried.before(address).to_vec();
+    tried.reached(Some(address));
+    if !refused.is_empty() {
+        router.took_no_connection(&refused);
+        router.served_by(assignment, address);
+    }
+    refused
+}
