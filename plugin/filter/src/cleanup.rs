@@ -6,12 +6,13 @@ use std::time::Duration;
 use routing::fleet::Worker;
 use routing::route::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
+use routing::session::CleanupRequest;
 
 use crate::calls::{self, Call, ClientRequest, RootTask};
 use crate::headers;
 use crate::host;
 use crate::pool_runtime::PoolRuntime;
-use crate::stream::{CleanupRequest, Stream};
+use crate::stream::Stream;
 
 /// A clean-up leg under way.
 pub struct CleanUpCall {
@@ -67,7 +68,7 @@ pub fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u3
 
 /// Fetches blocks that are no longer needed. Called on the root.
 pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: &Worker) {
-    let Some(cleanup_request) = client.cleanup_request.take() else {
+    let Some(cleanup_request) = client.bodies().cleanup.take() else {
         leaked(runtime, client, leg.blocks, prefill);
         return;
     };
@@ -97,14 +98,15 @@ pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
 
 /// Fetches and drops what prefill has computed for a decode leg that did not begin with it. Called from any effective context.
 pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
-    let Some(Handed { blocks, fate }) = client.handed.take() else {
+    let Some(Handed { blocks, fate }) = client.session().handed.take() else {
         return;
     };
-    let is_unbegun = client.assignment.borrow().staged_blocks().is_some();
-    let mut router = runtime.router.borrow_mut();
-    let leg = router.give_up_handoff(&mut client.assignment.borrow_mut());
-    drop(router);
-    let prefill = client.assignment.borrow().prefill.clone();
+    let (is_unbegun, leg, prefill) = {
+        let assignment = &mut client.session().assignment;
+        let is_unbegun = assignment.staged_blocks().is_some();
+        let leg = runtime.router.borrow_mut().give_up_handoff(assignment);
+        (is_unbegun, leg, assignment.prefill.clone())
+    };
     let (Some(leg), Some(prefill)) = (leg, prefill) else {
         let fate = if is_unbegun { Fate::Leaked } else { fate };
         runtime.telemetry.handed_off(fate, blocks);
@@ -143,7 +145,13 @@ pub fn leaked(runtime: &PoolRuntime, client: &Stream, blocks: u64, prefill: &Wor
 
 /// Counts the fate of the hand-off to a client's decode. Called when decode has ended.
 pub fn tell_of_handed(runtime: &PoolRuntime, client: &Stream) {
-    let Some(Handed { blocks, fate }) = client.handed.take() else {
+    let handed = client.session().handed.take();
+    report(runtime, client, handed);
+}
+
+/// Counts the fate of a hand-off, if there is one.
+pub fn report(runtime: &PoolRuntime, client: &Stream, handed: Option<Handed>) {
+    let Some(Handed { blocks, fate }) = handed else {
         return;
     };
     runtime.telemetry.handed_off(fate, blocks);
@@ -152,16 +160,5 @@ pub fn tell_of_handed(runtime: &PoolRuntime, client: &Stream) {
             "[{}] its decode ended before it answered: {blocks} blocks may stay until their lease ends",
             client.ids()
         );
-    }
-}
-
-impl Stream {
-    /// Notes that the concurrent prefill has handed over `blocks` blocks.
-    pub fn handed_beside(&self, blocks: u64) {
-        let handed = Handed::over(blocks);
-        self.handed.set(Some(match self.answer_has_begun() {
-            true => handed.fetched(),
-            false => handed,
-        }));
     }
 }

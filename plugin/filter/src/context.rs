@@ -7,6 +7,7 @@ use proxy_wasm::types::Action;
 use routing::ids::Ids;
 use routing::request::{Head, Kind};
 use routing::route::{Plan, Refusal};
+use routing::session::Stage;
 use routing::uploads::UploadProgress;
 
 use crate::endpoints;
@@ -17,7 +18,7 @@ use crate::pool_runtime::PoolRuntime;
 use crate::pools::Pools;
 use crate::registration::RegistrationRequest;
 use crate::response::{self, Reading};
-use crate::stream::{Stage, Stream};
+use crate::stream::Stream;
 
 /// The filter's context of one stream.
 pub struct StreamContext {
@@ -102,7 +103,7 @@ impl StreamContext {
             }
         };
         self.speak_json(stream);
-        stream.stage.set(match head.is_encoded() {
+        stream.set_stage(match head.is_encoded() {
             true => Stage::ReadingEncoded,
             false => Stage::Reading(generation),
         });
@@ -163,7 +164,7 @@ impl StreamContext {
         self.pools.vm.receiving.end(stream.id());
         let now = self.runtime.tell_time();
         self.pools.vm.refresh(&self.pools.config.sharing, now);
-        let next = match stream.stage.get() {
+        let next = match stream.stage() {
             Stage::Reading(generation) => planning::plan(&self.runtime, stream, generation),
             _ => self.plan_encoded(stream),
         };
@@ -271,7 +272,7 @@ impl HttpContext for StreamContext {
         let Some(stream) = self.stream.clone() else {
             return self.receive_body(size, end_of_stream);
         };
-        match stream.stage.get() {
+        match stream.stage() {
             Stage::Reading(_) | Stage::ReadingEncoded => {}
             Stage::Forwarded => return Action::Continue,
             _ => {
@@ -302,8 +303,8 @@ impl HttpContext for StreamContext {
         let Some(stream) = self.stream.clone() else {
             return self.receive_body(0, true);
         };
-        stream.trailers.set(true);
-        match stream.stage.get() {
+        stream.session().has_trailers = true;
+        match stream.stage() {
             Stage::Reading(_) | Stage::ReadingEncoded => self.route(&stream),
             Stage::Forwarded => Action::Continue,
             _ => Action::Pause,

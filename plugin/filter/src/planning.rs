@@ -7,13 +7,14 @@ use routing::answer::EventEdit;
 use routing::request::Generation;
 use routing::route::{Explain, Plan, PlanInput, QueueTicket, Refusal, Router};
 use routing::selection::eligibility::Subset;
+use routing::session::Stage;
 
 use crate::calls::{self, RootTask};
 use crate::headers;
 use crate::host::{self, Header, HostError, Map};
 use crate::pool_runtime::{PoolRuntime, Waits};
 use crate::prefill_call::Job;
-use crate::stream::{Stage, Stream};
+use crate::stream::Stream;
 
 /// Properties with the subset hint of the endpoint picker protocol: in the stream's metadata, else in its route's.
 const SUBSET_HINTS: [&[&str]; 2] = [
@@ -115,7 +116,7 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
 /// # Errors
 /// If the proxy does not return the body that it has received.
 pub fn read_body(runtime: &PoolRuntime, stream: &Stream) -> Result<Vec<u8>, HostError> {
-    let received = stream.body.borrow().as_ref().map_or(0, |held| held.bytes());
+    let received = stream.bodies().received_bytes();
     match runtime.vm.copy_body() {
         // A request without a body has no buffer.
         Err(_) if received == 0 => Ok(Vec::new()),
@@ -155,15 +156,12 @@ fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
     if let Some(explanation) = router.take_explanation() {
         log::debug!("[{}] {explanation}", stream.ids());
         let is_asked = wanted == Explain::ForCaller;
-        stream.explanation.replace(is_asked.then_some(explanation));
+        stream.session().explanation = is_asked.then_some(explanation);
     }
 }
 
-/// The body with the model's name as workers know it. Renamed once: a request that waits is not renamed again.
+/// The body with the model's name as workers know it.
 fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
-    if stream.is_named.replace(true) {
-        return Ok(body);
-    }
     let renamed = {
         let routing_headers = &stream.routing_headers;
         let mut router = runtime.router.borrow_mut();
@@ -177,7 +175,7 @@ fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
         // The model's name cannot be put back into a compressed answer.
         host::remove_header(Map::Request, b"accept-encoding")?;
         let edit = EventEdit::ModelName(was);
-        stream.response.borrow_mut().edit(edit);
+        stream.session().response.edit(edit);
     }
     Ok(renamed.body)
 }
@@ -195,14 +193,17 @@ pub fn carry_out(
                 log::info!("[{}] runs whole: {}", stream.ids(), fallback.name());
                 runtime.telemetry.fell_back(fallback);
             }
-            stream.assignment.replace(assignment);
+            stream.session().assignment = assignment;
             stream
                 .forward(runtime, &dispatch, body)
                 .map(|()| Next::GoesOn)
         }
         Ok(Plan::Prefill(phase, assignment)) => {
-            stream.assignment.replace(assignment);
-            stream.stage.set(Stage::Prefilling);
+            {
+                let session = &mut *stream.session();
+                session.assignment = assignment;
+                session.stage = Stage::Prefilling;
+            }
             let job = Job::new(runtime, phase, stream);
             calls::submit(runtime, RootTask::Prefill(Box::new(job))).map(|()| Next::Stays)
         }
@@ -276,9 +277,10 @@ fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
     let Waits {
         stream,
         queued,
+        since,
         runtime,
     } = waits;
-    runtime.has_waited(&stream);
+    runtime.has_waited(since);
     if carry_out(&runtime, &stream, outcome, queued.into_body()) == Next::GoesOn
         && let Err(error) = host::resume_request()
     {
@@ -294,10 +296,13 @@ pub fn refuse_late(runtime: &Rc<PoolRuntime>) {
     for (waiter, refusal) in late {
         let waiting = runtime.waiting.borrow_mut().remove(&waiter);
         if let Some(Waits {
-            stream, runtime, ..
+            stream,
+            since,
+            runtime,
+            ..
         }) = waiting
         {
-            runtime.has_waited(&stream);
+            runtime.has_waited(since);
             if !stream.enter() {
                 continue;
             }

@@ -12,12 +12,12 @@ use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::{Incarnation, WorkerId};
 use routing::route::fate::Fate;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
-use routing::session::Due;
+use routing::session::{Due, Stage};
 
 use crate::calls::Calls;
 use crate::registration::RegistryView;
 use crate::shared;
-use crate::stream::{Stage, Stream};
+use crate::stream::Stream;
 use crate::telemetry::{PoolTelemetry, Telemetry};
 use crate::vm::Vm;
 
@@ -30,6 +30,8 @@ pub struct Waits {
     pub stream: Rc<Stream>,
     /// The parsed request, and its body.
     pub queued: QueuedRequest,
+    /// When the request began to wait.
+    pub since: Duration,
     /// The pool runtime that the request came to, possibly of an older configuration.
     pub runtime: Rc<PoolRuntime>,
 }
@@ -246,21 +248,19 @@ impl PoolRuntime {
     /// Queues a request that waits for a worker.
     pub fn wait(self: &Rc<Self>, queued: QueuedRequest, stream: &Rc<Stream>) {
         let waiter = queued.waiter;
-        stream.stage.set(Stage::Waiting(waiter));
-        if stream.queued.get().is_zero() {
-            stream.queued.set(self.now());
-        }
+        stream.set_stage(Stage::Waiting(waiter));
         let waits = Waits {
             stream: Rc::clone(stream),
             queued,
+            since: self.now(),
             runtime: Rc::clone(self),
         };
         self.waiting.borrow_mut().insert(waiter, waits);
     }
 
     /// Records how long a request has waited, whatever its outcome.
-    pub fn has_waited(&self, stream: &Stream) {
-        let time = self.now().saturating_sub(stream.queued.get());
+    pub fn has_waited(&self, since: Duration) {
+        let time = self.now().saturating_sub(since);
         self.metrics.queued(time);
     }
 
@@ -268,7 +268,7 @@ impl PoolRuntime {
     pub fn waits_no_more(&self, waiter: Waiter) {
         let waits = self.waiting.borrow_mut().remove(&waiter);
         if let Some(waits) = waits {
-            self.has_waited(&waits.stream);
+            self.has_waited(waits.since);
         }
         self.router.borrow_mut().gives_up(waiter);
     }
@@ -304,7 +304,9 @@ impl PoolRuntime {
     /// Streams whose clients wait for one of these workers.
     pub fn waiting_for(&self, workers: &[WorkerId]) -> Vec<Rc<Stream>> {
         let open = self.open.borrow();
-        let found = open.values().filter(|stream| stream.awaits(workers));
+        let found = open
+            .values()
+            .filter(|stream| stream.session().awaits(workers));
         found.cloned().collect()
     }
 
@@ -314,14 +316,15 @@ impl PoolRuntime {
         let open = self.open.borrow();
         let due = open
             .values()
-            .filter_map(|stream| Some((Rc::clone(stream), stream.round(now)?)));
+            .filter_map(|stream| Some((Rc::clone(stream), stream.session().round(now)?)));
         due.collect()
     }
 
     /// Whether another stream of the same worker has moved since `client` did.
     pub fn has_moved_since(&self, client: &Stream) -> bool {
         let open = self.open.borrow();
-        open.values().any(|other| other.has_moved_since(client))
+        let mut others = open.values().filter(|other| other.id() != client.id());
+        others.any(|other| other.session().has_moved_since(&client.session()))
     }
 
     /// Logs and counts ejected workers.

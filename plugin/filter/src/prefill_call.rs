@@ -14,7 +14,7 @@ use routing::route::{
     AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillFailure, PrefillPhase,
     Refusal,
 };
-use routing::session::{ConcurrentPrefill, Failure};
+use routing::session::{ConcurrentPrefill, Failure, Stage};
 
 use crate::calls::{self, Call, headers_for_client, not_made};
 use crate::cleanup;
@@ -22,7 +22,7 @@ use crate::headers;
 use crate::host;
 use crate::pool_runtime::PoolRuntime;
 use crate::recovery;
-use crate::stream::{Stage, Stream};
+use crate::stream::Stream;
 use crate::telemetry::CalledLeg;
 
 /// A prefill leg and its client's stream.
@@ -43,28 +43,24 @@ impl Job {
         Self {
             phase,
             client: Rc::clone(client),
-            attempt: client.attempt.get(),
+            attempt: client.session().attempt(),
             since: runtime.now(),
-            _share: client.share(),
+            _share: client.bodies().share(),
         }
     }
 
     fn is_waited_for(&self) -> bool {
-        self.client.waits_for(self.attempt)
+        self.client.session().waits_for(self.attempt)
     }
 }
 
 /// Calls the job's prefill worker, unless the client has left. Called on the root.
 pub fn start(runtime: &PoolRuntime, job: Job) {
-    let is_due = matches!(
-        job.client.stage.get(),
-        Stage::Prefilling | Stage::Recovering
-    );
+    let is_due = matches!(job.client.stage(), Stage::Prefilling | Stage::Recovering);
     if !is_due || !job.client.enter() {
         return;
     }
-    let racing = &job.client.racing;
-    racing.set(racing.get().saturating_add(1));
+    job.client.session().prefill_called();
     let token = match make_call(runtime, &job) {
         Ok(token) => token,
         Err(answer) => return answered(runtime, job, answer),
@@ -81,20 +77,25 @@ fn decode_beside(runtime: &PoolRuntime, job: &Job) {
     if let Some(dispatch) = dispatch
         && job.client.enter()
     {
-        job.client.set_prefill(match job.phase.wants_logprobs() {
-            true => ConcurrentPrefill::RunningWithLogprobs,
-            false => ConcurrentPrefill::Running,
-        });
-        job.client.abort.replace(job.phase.abort_leg());
+        let mut session = job.client.session();
+        session
+            .response
+            .set_prefill(match job.phase.wants_logprobs() {
+                true => ConcurrentPrefill::RunningWithLogprobs,
+                false => ConcurrentPrefill::Running,
+            });
+        session.abort = job.phase.abort_leg();
+        drop(session);
         decode(runtime, &job.client, &dispatch);
     }
 }
 
 /// Starts decode: forwards the request or, if it was forwarded before, makes a call.
 fn decode(runtime: &PoolRuntime, client: &Rc<Stream>, dispatch: &Dispatch) {
-    match client.stage.get() {
+    match client.stage() {
         Stage::Recovering => {
-            let failure = client.failure.take().unwrap_or(Failure::Unreached);
+            let failure = client.session().failure.take();
+            let failure = failure.unwrap_or(Failure::Unreached);
             recovery::call_decode(runtime, client, dispatch, failure);
         }
         _ => client.go_on(runtime, dispatch),
@@ -129,8 +130,8 @@ fn make_call(runtime: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'sta
 
 /// The prefill leg's body, made from the client's: the proxy has the client's body, unless the request was forwarded already.
 fn prefill_body(runtime: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostError> {
-    if let Some(replay_buffer) = &*job.client.replay_buffer.borrow() {
-        return Ok(job.phase.body(&replay_buffer.body));
+    if let Some(replay) = &job.client.bodies().replay {
+        return Ok(job.phase.body(&replay.body));
     }
     let body = runtime.vm.copy_body()?;
     Ok(job.phase.body(&body))
@@ -170,7 +171,7 @@ fn hedges(runtime: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
     let calls = runtime.calls.borrow();
     let due = calls
         .prefills()
-        .filter(|job| job.client.racing.get() == 1 && job.is_waited_for() && is_due(job));
+        .filter(|job| job.client.session().awaits_one_prefill(job.attempt) && is_due(job));
     due.filter_map(|job| {
         let phase = job.phase.hedge(&mut runtime.router.borrow_mut())?;
         Some(Job::new(runtime, phase, &job.client))
@@ -184,8 +185,7 @@ pub fn answered(runtime: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) 
     if !is_waited_for {
         return proceed(runtime, job, Client::Left, answer);
     }
-    let left = job.client.racing.get().saturating_sub(1);
-    job.client.racing.set(left);
+    let left = job.client.session().prefill_answered();
     if left == 0 {
         return proceed(runtime, job, Client::Waits, answer);
     }
@@ -212,8 +212,9 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
     let after = phase.answered(answer, waits, &mut runtime.router.borrow_mut());
     if is_waited_for && order == LegOrder::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Other calls of the same attempt are late now.
-        client.next_attempt();
-        client.prefill_moved(Rc::clone(&worker));
+        let mut session = client.session();
+        session.next_attempt();
+        session.prefill_moved(Rc::clone(&worker));
     }
     match after {
         AfterPrefill::Again(phase) => {
@@ -230,12 +231,12 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
                 return;
             }
             runtime.router.borrow_mut().assign_decode(
-                &mut client.assignment.borrow_mut(),
+                &mut client.session().assignment,
                 &worker,
                 key,
                 staged,
             );
-            client.handed.set(Some(Handed::over(blocks)));
+            client.session().handed = Some(Handed::over(blocks));
             report_cached(runtime, &client, cached);
             decode(runtime, &client, &dispatch);
         }
@@ -253,8 +254,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
         }
         AfterPrefill::Good => {
             add_logprobs(&client, answer);
-            client.handed_beside(blocks_of(runtime, answer));
-            client.prefill_is_good(runtime);
+            client.prefill_is_good(runtime, blocks_of(runtime, answer));
             recovery::deliver_held(runtime, &client);
         }
         AfterPrefill::CallOff { leg, blocks } => {
@@ -301,7 +301,7 @@ fn try_another(runtime: &PoolRuntime, job: Job, failed: &Worker, answer: Prefill
         failed.name,
         next.name
     );
-    job.client.prefill_moved(next);
+    job.client.session().prefill_moved(next);
     runtime.telemetry.handoff_failed(CalledLeg::Prefill);
     runtime.telemetry.prefill_retried();
     start(runtime, job);
@@ -314,15 +314,22 @@ fn pass_on(runtime: &PoolRuntime, client: &Rc<Stream>, answer: PrefillAnswer<'_>
         return;
     };
     let kept = headers_for_client();
-    if client.prefill_runs() && client.answer_has_begun() {
+    let is_reset = {
+        let response = &client.session().response;
+        response.prefill_runs() && response.has_begun()
+    };
+    if is_reset {
         let cause = PrefillFailure::Status(status);
         schedule_reset(runtime, client, Refusal::PrefillFailed { tried: 1, cause });
         return;
     }
-    client.set_prefill(ConcurrentPrefill::Nothing);
+    client
+        .session()
+        .response
+        .set_prefill(ConcurrentPrefill::Nothing);
     if client.enter() {
         client.answer(u32::from(status), &kept, body);
-        client.assignment.borrow_mut().release();
+        client.session().assignment.release();
     }
 }
 
@@ -336,7 +343,8 @@ fn ask_another_pair(
     let PrefillAnswer::Whole { status, body } = answer else {
         return;
     };
-    if client.answer_has_begun() {
+    let has_begun = client.session().response.has_begun();
+    if has_begun {
         return pass_on(runtime, client, answer);
     }
     let failure = Failure::AnsweredWithError {
@@ -344,8 +352,7 @@ fn ask_another_pair(
         headers: headers_for_client(),
         body: body.to_vec(),
     };
-    client.set_prefill(ConcurrentPrefill::Nothing);
-    client.abort.replace(None);
+    client.session().drop_prefill();
     recovery::recover(runtime, client, failure, end.into());
 }
 
@@ -365,7 +372,7 @@ fn end_here(runtime: &PoolRuntime, client: &Stream, terminal: Terminal) {
 fn report_cached(runtime: &PoolRuntime, client: &Stream, cached: u64) {
     if runtime.router.borrow().pool().report_cached_tokens {
         let edit = EventEdit::CachedTokens(cached);
-        client.response.borrow_mut().edit(edit);
+        client.session().response.edit(edit);
     }
 }
 
@@ -374,7 +381,7 @@ fn add_logprobs(client: &Stream, answer: PrefillAnswer<'_>) {
     let PrefillAnswer::Whole { body, .. } = answer else {
         return;
     };
-    let mut response = client.response.borrow_mut();
+    let response = &mut client.session().response;
     if response.awaits_logprobs()
         && let Some(logprobs) = PromptLogprobs::read(body)
     {
@@ -386,9 +393,9 @@ fn add_logprobs(client: &Stream, answer: PrefillAnswer<'_>) {
 fn refused(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
     log::warn!("[{}] {refusal}", client.ids());
     runtime.telemetry.handoff_failed(CalledLeg::Prefill);
-    match client.stage.get() {
+    match client.stage() {
         Stage::Recovering => {
-            let failure = client.failure.take();
+            let failure = client.session().failure.take();
             let failure = failure.unwrap_or(Failure::Refused(refusal));
             recovery::give_up(runtime, client, &failure);
         }
@@ -399,22 +406,24 @@ fn refused(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
 
 /// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
 fn failed_beside(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal, end: PrefillEnd) {
-    if !client.prefill_runs() {
+    let (runs, has_begun) = {
+        let response = &client.session().response;
+        (response.prefill_runs(), response.has_begun())
+    };
+    if !runs {
         return refused(runtime, client, refusal);
     }
-    client.set_prefill(ConcurrentPrefill::Nothing);
     log::warn!("[{}] {refusal}", client.ids());
     runtime.telemetry.handoff_failed(CalledLeg::Prefill);
-    if client.answer_has_begun() {
+    if has_begun {
         return schedule_reset(runtime, client, refusal);
     }
-    client.abort.replace(None);
+    client.session().drop_prefill();
     recovery::recover(runtime, client, Failure::Refused(refusal), end.into());
 }
 
 /// Sets a pending reset: concurrent prefill has failed, and the client has begun to read. The answer must not end as a success.
 fn schedule_reset(runtime: &PoolRuntime, client: &Rc<Stream>, refusal: Refusal) {
-    client.abort.replace(None);
-    client.response.borrow_mut().reset_for(refusal);
+    client.session().reset_for(refusal);
     runtime.watch_over(client);
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use routing::budget::Share;
 use routing::outcome::{Came, Follows, Leg};
-use routing::route::fate::Handed;
 use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal};
-use routing::session::{self, ConcurrentPrefill, Due, Failure, LastAnswer, LegEnd, Tried};
+use routing::session::{
+    self, ConcurrentPrefill, Due, Failure, HeldReply, LastAnswer, LegEnd, Stage, Tried,
+};
 
 use crate::calls::{self, Call, ClientRequest, RootTask, headers_for_client};
 use crate::cleanup;
@@ -17,7 +18,7 @@ use crate::host::{self, Header};
 use crate::pool_runtime::PoolRuntime;
 use crate::prefill_call::{self, Job};
 use crate::response;
-use crate::stream::{Stage, Stream};
+use crate::stream::Stream;
 use crate::telemetry;
 
 /// Timeout of an answer in one piece, if the dispatch has none.
@@ -34,7 +35,7 @@ pub struct DecodeCall {
 
 /// Hands a failed decode leg to the root, and holds everything back meanwhile. Called from the stream's own callback.
 pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: LegEnd) {
-    client.stage.set(Stage::Recovering);
+    client.set_stage(Stage::Recovering);
     let submitted = calls::submit(runtime, RootTask::Recover(Rc::clone(client), failure, end));
     if let Err(error) = submitted {
         log::error!("[{}] cannot be recovered: {error}", client.ids());
@@ -45,15 +46,16 @@ pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: 
 /// Routes the request again after this `end` of a leg. If that is not possible, the client gets the `failure`. Called on the
 /// root.
 pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: LegEnd) {
-    if client.stage.get() == Stage::Ended {
+    if client.stage() == Stage::Ended {
         return;
     }
-    client.stage.set(Stage::Recovering);
+    client.set_stage(Stage::Recovering);
     client.leave_pair(runtime);
     if !client.enter() {
         return;
     }
-    if end.leg != Leg::Prefill && client.assignment.borrow().prefill.is_some() {
+    let had_prefill = client.session().assignment.prefill.is_some();
+    if end.leg != Leg::Prefill && had_prefill {
         runtime
             .telemetry
             .handoff_failed(telemetry::CalledLeg::Decode);
@@ -71,12 +73,12 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
     runtime.telemetry.recovered();
     match plan {
         Plan::Prefill(phase, assignment) => {
-            client.sit(runtime, assignment);
-            client.failure.replace(Some(failure));
+            client.assign(runtime, assignment);
+            client.session().failure = Some(failure);
             prefill_call::start(runtime, Job::new(runtime, phase, client));
         }
         Plan::Forward(dispatch, assignment) => {
-            client.sit(runtime, assignment);
+            client.assign(runtime, assignment);
             call_decode(runtime, client, &dispatch, failure);
         }
         Plan::Answer(_) | Plan::Wait(_) => give_up(runtime, client, &failure),
@@ -84,18 +86,17 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
 }
 
 fn plan(runtime: &PoolRuntime, client: &Stream, end: LegEnd) -> Option<Plan> {
-    let replay_buffer = client.replay_buffer.borrow();
-    let body = &replay_buffer.as_ref()?.body;
-    let tried = client.tried.borrow();
+    let bodies = client.bodies();
+    let body = &bodies.replay.as_ref()?.body;
+    let session = &mut *client.session();
     let mut router = runtime.router.borrow_mut();
-    let mut assignment = client.assignment.borrow_mut();
     let failed = Failed {
         leg: end.leg,
         meaning: end.meaning,
-        workers: &end.asked(&router, &assignment, &tried),
-        frontends: tried.all(),
+        workers: &end.asked(&router, &session.assignment, &session.tried),
+        frontends: session.tried.all(),
     };
-    router.recover(&mut assignment, &failed, body, runtime.vm.now())
+    router.recover(&mut session.assignment, &failed, body, runtime.vm.now())
 }
 
 /// Calls a decode worker in place of the one that failed; prefill, if any, is done or under way. Called on the root.
@@ -105,12 +106,12 @@ pub fn call_decode(
     dispatch: &Dispatch,
     failure: Failure,
 ) {
-    client.tried.replace(Tried::new(&dispatch.destinations));
+    client.session().tried = Tried::new(&dispatch.destinations);
     let call = DecodeCall {
         client: Rc::clone(client),
-        attempt: client.attempt.get(),
+        attempt: client.session().attempt(),
         failure,
-        _share: client.share(),
+        _share: client.bodies().share(),
     };
     match try_to_call(runtime, client, dispatch) {
         Ok(token) => runtime.calls.borrow_mut().run(token, Call::Decode(call)),
@@ -123,11 +124,11 @@ fn try_to_call(
     client: &Stream,
     dispatch: &Dispatch,
 ) -> Result<u32, PrefillAnswer<'static>> {
-    let replay_buffer = client.replay_buffer.borrow();
+    let bodies = client.bodies();
     let asked = ClientRequest {
         id: client.request_id(),
-        headers: &client.headers(),
-        body: &replay_buffer.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
+        headers: &bodies.headers,
+        body: &bodies.replay.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
     };
     let timeout = dispatch.patience.whole.unwrap_or(LONGEST);
     calls::call_decode(runtime, dispatch, &asked, timeout)
@@ -141,7 +142,8 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
         failure,
         _share,
     } = call;
-    if !client.waits_for(attempt) {
+    let is_waited_for = client.session().waits_for(attempt);
+    if !is_waited_for {
         return;
     }
     let kept = headers_for_client();
@@ -162,14 +164,6 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
     }
 }
 
-/// A good answer to a call, held while the concurrent prefill is not known to be good.
-pub struct HeldReply {
-    status: u16,
-    headers: Vec<Header>,
-    body: Vec<u8>,
-    _share: Share,
-}
-
 /// Delivers an answer; a good one not before the concurrent prefill is known to be good.
 fn reply(
     runtime: &PoolRuntime,
@@ -178,24 +172,26 @@ fn reply(
     headers: Vec<Header>,
     body: &[u8],
 ) {
-    if status >= 300 || !client.prefill_runs() {
+    let prefill_runs = client.session().response.prefill_runs();
+    if status >= 300 || !prefill_runs {
         return deliver(runtime, client, status, headers, body);
     }
     let Some(share) = runtime.hold_replay_buffer(body.len()) else {
         client.leave_pair(runtime);
         return give_up(runtime, client, &Failure::Refused(Refusal::Busy));
     };
-    client.held_reply.replace(Some(HeldReply {
+    client.session().held_reply = Some(HeldReply {
         status,
         headers,
         body: body.to_vec(),
-        _share: share,
-    }));
+        share,
+    });
 }
 
 /// Delivers the held answer, if there is one: the concurrent prefill is good.
 pub fn deliver_held(runtime: &PoolRuntime, client: &Rc<Stream>) {
-    if let Some(held) = client.held_reply.take() {
+    let held = client.session().held_reply.take();
+    if let Some(held) = held {
         deliver(runtime, client, held.status, held.headers, &held.body);
     }
 }
@@ -212,11 +208,11 @@ fn deliver(
         ..300 => client.answer_begins(runtime),
         300.. => cleanup::give_up(runtime, client),
     }
-    client.next_attempt();
-    kept.extend(response::names(runtime, &client.assignment.borrow()));
+    client.session().next_attempt();
+    kept.extend(response::names(runtime, &client.session().assignment));
     // Of several destinations, the one that the call has reached is not known.
     if runtime.config.response_headers
-        && let [address] = client.tried.borrow().all()
+        && let [address] = client.session().tried.all()
     {
         kept.push(response::served(*address));
     }
@@ -227,16 +223,19 @@ fn deliver(
 
 /// Ends a request that no other worker can take: the failure is the client's answer. Called on the root.
 pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
-    if client.stage.get() == Stage::Ended || !client.enter() {
+    if client.stage() == Stage::Ended || !client.enter() {
         return;
     }
-    client.next_attempt();
-    let tried = client.tried.borrow().all().len();
+    client.session().next_attempt();
+    let tried = client.tried();
     match failure.answer(tried) {
         LastAnswer::Held => {
-            client.stage.set(Stage::Forwarded);
-            client.response.borrow_mut().pass_held();
-            client.assignment.borrow_mut().release();
+            {
+                let session = &mut *client.session();
+                session.stage = Stage::Forwarded;
+                session.response.pass_held();
+                session.assignment.release();
+            }
             client.resume_response();
         }
         LastAnswer::Error {
@@ -245,7 +244,7 @@ pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>, failure: &Failure) {
             body,
         } => {
             client.answer(u32::from(status), headers, body);
-            client.assignment.borrow_mut().release();
+            client.session().assignment.release();
         }
         LastAnswer::Refused(refusal) => client.refuse(runtime, &refusal),
     }
@@ -305,22 +304,21 @@ pub fn see_to_left(runtime: &PoolRuntime) {
 
 impl Stream {
     /// Assigns the request anew; the facts that it is counted under stay.
-    fn sit(&self, runtime: &PoolRuntime, mut assignment: Assignment) {
-        assignment.facts = std::mem::take(&mut self.assignment.borrow_mut().facts);
-        let kept = assignment.staged_blocks();
-        if kept.is_none() {
-            cleanup::tell_of_handed(runtime, self);
-        }
-        self.handed.set(kept.map(Handed::over));
-        self.assignment.replace(assignment);
+    fn assign(&self, runtime: &PoolRuntime, assignment: Assignment) {
+        let unfetched = self.session().reassign(assignment);
+        cleanup::report(runtime, self, unfetched);
     }
 
     /// Leaves the present workers, and calls off what they are doing for the request. Changes the effective context.
     fn leave_pair(&self, runtime: &PoolRuntime) {
-        self.next_attempt();
-        self.set_prefill(ConcurrentPrefill::Nothing);
+        let has_abort = {
+            let mut session = self.session();
+            session.next_attempt();
+            session.response.set_prefill(ConcurrentPrefill::Nothing);
+            session.abort.is_some()
+        };
         // The root makes the call, so that the answer finds its caller.
-        if self.abort.borrow().is_some()
+        if has_abort
             && host::enter_context(runtime.root_id).is_ok()
             && let Some(token) = self.abort_prefill(runtime)
         {

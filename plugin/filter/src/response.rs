@@ -9,7 +9,9 @@ use std::rc::Rc;
 use proxy_wasm::types::Action;
 use routing::outcome::Came;
 use routing::route::{Assignment, Refusal};
-use routing::session::{self, ContentLength, Failure, LegEnd, Passed, Piece, Step, SuccessHead};
+use routing::session::{
+    self, ContentLength, Failure, LegEnd, Passed, Piece, Stage, Step, SuccessHead,
+};
 
 use crate::cleanup;
 use crate::headers;
@@ -17,7 +19,7 @@ use crate::host::{self, Buffer, Header, Headers, Map};
 use crate::planning;
 use crate::pool_runtime::PoolRuntime;
 use crate::recovery;
-use crate::stream::{Stage, Stream};
+use crate::stream::Stream;
 
 /// State of one response's callbacks.
 #[derive(Default)]
@@ -29,7 +31,7 @@ pub struct Reading {
 impl Reading {
     /// Handles the response's headers.
     pub fn headers(&mut self, runtime: &PoolRuntime, stream: &Rc<Stream>, end: bool) -> Action {
-        match stream.stage.get() {
+        match stream.stage() {
             Stage::Forwarded => {}
             // A late answer of a worker that is being replaced.
             Stage::Recovering => return Action::Pause,
@@ -37,13 +39,14 @@ impl Reading {
         }
         let received = Headers::of(Map::Response).unwrap_or_default();
         let status = received.first(":status").unwrap_or_default();
-        let mut response = stream.response.borrow_mut();
-        response.hold();
-        response.set_status_class(first_digit(status));
-        if end {
-            response.end();
+        {
+            let response = &mut stream.session().response;
+            response.hold();
+            response.set_status_class(first_digit(status));
+            if end {
+                response.end();
+            }
         }
-        drop(response);
         match status.first() {
             Some(b'2') => success(runtime, stream, &received),
             _ => self.error(runtime, stream, status, end),
@@ -71,8 +74,9 @@ impl Reading {
             self.nobody_reached(runtime, stream);
         }
         // An error says nothing about the worker's speed.
-        stream.assignment.borrow_mut().release();
-        stream.response.borrow_mut().pass_held();
+        let session = &mut *stream.session();
+        session.assignment.release();
+        session.response.pass_held();
         Action::Continue
     }
 
@@ -84,7 +88,7 @@ impl Reading {
         };
         let refusal = Refusal::Unreachable {
             what,
-            tried: stream.tried.borrow().all().len(),
+            tried: stream.tried(),
         };
         runtime.note_refusal(stream.ids(), &refusal);
         log::warn!("[{}] {refusal}", stream.ids());
@@ -114,13 +118,13 @@ impl Reading {
         if self.replacement.is_some() {
             return self.replace(end);
         }
-        match stream.stage.get() {
+        match stream.stage() {
             Stage::Forwarded => {}
             Stage::Recovering => return Action::Pause,
             _ => return Action::Continue,
         }
         if end {
-            stream.response.borrow_mut().end();
+            stream.session().response.end();
         }
         if passes_unread(runtime, stream) {
             return Action::Continue;
@@ -134,7 +138,8 @@ impl Reading {
             false => Piece::Part(&bytes),
         };
         read(runtime, stream, piece);
-        let step = stream.response.borrow_mut().step(piece, stream.takeover());
+        let takeover = stream.takeover();
+        let step = stream.session().response.step(piece, takeover);
         carry_out(runtime, stream, step)
     }
 
@@ -153,23 +158,23 @@ impl Reading {
     /// Handles trailers, which end the answer in place of a last piece of its body.
     pub fn trailers(&mut self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
         // The held part of the body is still in the proxy's buffer.
-        let held = stream.response.borrow().held_bytes();
+        let held = stream.session().response.held_bytes();
         self.body(runtime, stream, held, true)
     }
 }
 
 fn success(runtime: &PoolRuntime, stream: &Rc<Stream>, received: &Headers) -> Action {
     mark(runtime, stream);
-    let assignment = stream.assignment.borrow();
+    let mut session = stream.session();
     let head = SuccessHead {
         content_type: received.first("content-type").unwrap_or_default(),
         encoding: received.first("content-encoding"),
         length: received.first("content-length").and_then(number),
-        is_charged: assignment.decode.is_some(),
-        expects_tokens: assignment.expects_tokens(),
+        is_charged: session.assignment.decode.is_some(),
+        expects_tokens: session.assignment.expects_tokens(),
     };
-    drop(assignment);
-    let (step, length) = stream.response.borrow_mut().success(head);
+    let (step, length) = session.response.success(head);
+    drop(session);
     if length == ContentLength::Removed {
         let _ = host::remove_header(Map::Response, b"content-length");
     }
@@ -184,10 +189,8 @@ fn answered_with_error(
 ) -> Option<(Failure, LegEnd)> {
     mark(runtime, stream);
     let end = stream.leg_ended(runtime, Came::Status(status));
-    let failure = {
-        let assignment = stream.assignment.borrow();
-        session::after_error(&end, status, &assignment, stream.takeover())
-    };
+    let takeover = stream.takeover();
+    let failure = session::after_error(&end, status, &stream.session().assignment, takeover);
     if failure.is_none() {
         cleanup::give_up(runtime, stream);
     }
@@ -196,42 +199,47 @@ fn answered_with_error(
 
 /// Records that no worker answered; the failure, if another worker is to be asked.
 fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<(Failure, LegEnd)> {
-    let outcome = session::record_unanswered(
-        &mut runtime.router.borrow_mut(),
-        &mut stream.assignment.borrow_mut(),
-        &mut stream.tried.borrow_mut(),
-        last_tried(),
-        details,
-    );
+    let last = last_tried();
+    let outcome = {
+        let session = &mut *stream.session();
+        session::record_unanswered(
+            &mut runtime.router.borrow_mut(),
+            &mut session.assignment,
+            &mut session.tried,
+            last,
+            details,
+        )
+    };
     stream.may_recover().then_some(outcome)
 }
 
 /// Whether a piece passes unread: the answer is not read at all, or the rest of it needs no reading.
 fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
-    let mut response = stream.response.borrow_mut();
+    let session = &mut *stream.session();
+    let response = &mut session.response;
     let is_counted = runtime.pool.output.accounting;
     let passes = !response.is_read() || !is_counted && response.could_pass_unread();
     if passes {
         response.mark_activity();
         // Any piece renews a booking, whatever it contains.
-        stream.assignment.borrow_mut().generated(response.tokens());
+        session.assignment.generated(response.tokens());
     }
     passes
 }
 
 /// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
 fn read(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, piece: Piece<'_>) {
-    let mut response = stream.response.borrow_mut();
-    let is_first_token = response.read(piece);
-    let mut assignment = stream.assignment.borrow_mut();
-    assignment.generated(response.tokens());
+    let mut session = stream.session();
+    let is_first_token = session.response.read(piece);
+    let tokens = session.response.tokens();
+    session.assignment.generated(tokens);
     if !is_first_token {
         return;
     }
     let now = runtime.vm.now();
-    assignment.first_token(now);
-    response.first_token_at(now);
-    drop((assignment, response));
+    session.assignment.first_token(now);
+    session.response.first_token_at(now);
+    drop(session);
     runtime.metrics.first_token(now.saturating_sub(stream.came));
     planning::call_waiting(runtime);
     stream.enter();
@@ -265,8 +273,8 @@ fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: Step) -> Action {
 /// Judges the worker by the ended answer. The stream's context must be the effective one.
 pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
     let is_cut = || is_broken_off(runtime, stream);
-    let came = match stream.stage.get() {
-        Stage::Forwarded => stream.response.borrow().outcome(is_cut),
+    let came = match stream.stage() {
+        Stage::Forwarded => stream.session().response.outcome(is_cut),
         // The worker at fault is known already.
         Stage::Recovering => {
             is_cut();
@@ -306,14 +314,15 @@ fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
 
 /// Adds headers for people to a worker's answer, and notes which worker gave it.
 fn mark(runtime: &PoolRuntime, stream: &Stream) {
-    if let Some(explanation) = stream.explanation.take() {
+    let explanation = stream.session().explanation.take();
+    if let Some(explanation) = explanation {
         // For people only, as the names are: a response without the header is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
     }
-    if stream.tried.borrow().all().len() > 1 || runtime.config.response_headers {
+    if stream.tried() > 1 || runtime.config.response_headers {
         note_server(runtime, stream);
     }
-    let mut extra = names(runtime, &stream.assignment.borrow());
+    let mut extra = names(runtime, &stream.session().assignment);
     if runtime.config.response_headers
         && let Some(address) = last_tried()
     {
@@ -355,7 +364,8 @@ fn last_tried() -> Option<SocketAddr> {
 
 /// Notes which destinations have been tried so far. The stream's context must be the effective one.
 pub fn note_tried(stream: &Stream) {
-    stream.tried.borrow_mut().reached(last_tried());
+    let last = last_tried();
+    stream.session().tried.reached(last);
 }
 
 /// Notes the destination that answered. Those before it in the list took no connection.
@@ -363,12 +373,15 @@ fn note_server(runtime: &PoolRuntime, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
-    let refused = session::record_server(
-        &mut runtime.router.borrow_mut(),
-        &mut stream.assignment.borrow_mut(),
-        &mut stream.tried.borrow_mut(),
-        address,
-    );
+    let refused = {
+        let session = &mut *stream.session();
+        session::record_server(
+            &mut runtime.router.borrow_mut(),
+            &mut session.assignment,
+            &mut session.tried,
+            address,
+        )
+    };
     if !refused.is_empty() {
         let id = stream.ids();
         log::warn!("[{id}] {refused:?} took no connection, {address} answers");

@@ -1,21 +1,16 @@
 //! Owns the state of a request that outlives a single callback: shared between its context and the root that makes its calls.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{RefCell, RefMut};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use proxy_wasm::types::Action;
-use routing::admission::Waiter;
-use routing::budget::Share;
-use routing::fleet::{Worker, WorkerId};
 use routing::ids::Ids;
 use routing::outcome::Came;
-use routing::request::Generation;
-use routing::route::fate::Handed;
-use routing::route::{AbortLeg, Assignment, Dispatch, Refusal};
+use routing::route::{Dispatch, Refusal};
 use routing::session::{
-    CompleteAnswer, ConcurrentPrefill, Due, Failure, LegEnd, NewBody, Response, Takeover, Tried,
+    Bodies, CleanupRequest, CompleteAnswer, LegEnd, NewBody, ReplayBuffer, Session, Stage, Takeover,
 };
 
 use crate::cleanup;
@@ -23,92 +18,20 @@ use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::planning::RoutingHeaders;
 use crate::pool_runtime::PoolRuntime;
-use crate::recovery::HeldReply;
 use crate::telemetry::Ended;
 
-/// Stage of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// The body is being buffered.
-    Reading(Generation),
-    /// The body is compressed, and is buffered only to be passed on as it is.
-    ReadingEncoded,
-    /// All eligible workers are too busy: the request waits for one of them.
-    Waiting(Waiter),
-    /// A prefill worker is being called, and the client waits for it.
-    Prefilling,
-    /// The proxy forwards the request.
-    Forwarded,
-    /// The decode leg has failed before the client read anything, and is replaced by calls.
-    Recovering,
-    /// The filter has answered the request.
-    Answered,
-    /// The stream has ended.
-    Ended,
-}
-
-/// A request's body as its client sent it, kept for as long as the request may have to be routed again.
-pub struct ReplayBuffer {
-    /// The body.
-    pub body: Vec<u8>,
-    share: Rc<Share>,
-}
-
-/// A request that its client has left, kept for the clean-up leg.
-pub struct CleanupRequest {
-    /// Headers as the client sent them.
-    pub headers: Rc<[Header]>,
-    /// Body as the client sent it.
-    pub body: Vec<u8>,
-    _share: Share,
-}
-
-/// State of a request that outlives a single callback.
+/// A request, shared between its context and the root that makes its calls.
 pub struct Stream {
     id: u32,
     ids: Ids,
     /// Whether the client sent the body's length: then the new length must be sent too.
     declared_length: bool,
-    /// The request's headers as they came, kept as long as a call may be made: the proxy no longer shows them after forwarding.
-    headers: RefCell<Rc<[Header]>>,
-    /// Whether the request has trailers.
-    pub trailers: Cell<bool>,
-    /// Stage of the request.
-    pub stage: Cell<Stage>,
-    /// The answer on its way to the client.
-    pub response: RefCell<Response>,
     /// Headers that matter to the router.
     pub routing_headers: RoutingHeaders,
-    /// Terms of the selection, for a caller that asked for them.
-    pub explanation: RefCell<Option<String>>,
-    /// Workers and charges that the request occupies.
-    pub assignment: RefCell<Assignment>,
-    /// The hand-off from prefill to this request's decode, and the fate to report if the stream ended now.
-    pub handed: Cell<Option<Handed>>,
-    /// Destinations that the request was forwarded to.
-    pub tried: RefCell<Tried>,
-    /// What is needed to route the request again.
-    pub replay_buffer: RefCell<Option<ReplayBuffer>>,
-    /// Number of the present attempt: an answer to a call of an earlier attempt is no longer waited for.
-    pub attempt: Cell<u32>,
-    /// Prefill calls under way for the present attempt.
-    pub racing: Cell<u32>,
-    /// How the first decode leg failed, while that leg is being replaced.
-    pub failure: RefCell<Option<Failure>>,
-    /// The reply of a replacement decode worker, while the concurrent prefill runs.
-    pub held_reply: RefCell<Option<HeldReply>>,
-    /// Whether the model's name has been settled.
-    pub is_named: Cell<bool>,
     /// When the request came.
     pub came: Duration,
-    /// When the request began to wait for a worker.
-    pub queued: Cell<Duration>,
-    /// Share of the budget for buffered bodies.
-    pub body: RefCell<Option<Rc<Share>>>,
-    /// The call that aborts prefill, or makes it drop its blocks: kept until decode is known to have fetched them.
-    pub abort: RefCell<Option<AbortLeg>>,
-    /// The request, kept for the clean-up leg.
-    pub cleanup_request: RefCell<Option<CleanupRequest>>,
+    session: RefCell<Session>,
+    bodies: RefCell<Bodies>,
 }
 
 impl Stream {
@@ -125,73 +48,31 @@ impl Stream {
             id,
             ids,
             declared_length: headers.iter().any(is_length),
-            headers: RefCell::new(headers),
-            trailers: Cell::new(false),
-            stage: Cell::new(Stage::Forwarded),
-            response: RefCell::default(),
             routing_headers,
-            explanation: RefCell::default(),
-            assignment: RefCell::default(),
-            handed: Cell::new(None),
-            tried: RefCell::default(),
-            replay_buffer: RefCell::default(),
-            attempt: Cell::new(0),
-            racing: Cell::new(0),
-            failure: RefCell::default(),
-            held_reply: RefCell::default(),
-            is_named: Cell::new(false),
             came,
-            queued: Cell::default(),
-            body: RefCell::default(),
-            abort: RefCell::default(),
-            cleanup_request: RefCell::default(),
+            session: RefCell::default(),
+            bodies: RefCell::new(Bodies::new(headers)),
         }
     }
 
-    /// Whether this answer has moved since another one of the same worker last did.
-    pub fn has_moved_since(&self, other: &Self) -> bool {
-        let is_same = |(one, other): (&Rc<Worker>, &Rc<Worker>)| one.id == other.id;
-        let (assignment, others) = (self.assignment.borrow(), other.assignment.borrow());
-        let is_same = assignment
-            .decode
-            .as_ref()
-            .zip(others.decode.as_ref())
-            .is_some_and(is_same);
-        is_same
-            && self.id != other.id
-            && self
-                .response
-                .borrow()
-                .has_moved_since(&other.response.borrow())
+    /// The request's life. No other borrow of it may be open: callers bind what they need of it, and let go.
+    pub fn session(&self) -> RefMut<'_, Session> {
+        self.session.borrow_mut()
     }
 
-    /// What is due in a round at `now`, while the answer is awaited or flows. To be called once a round.
-    pub fn round(&self, now: Duration) -> Option<Due> {
-        let is_forwarded = self.stage.get() == Stage::Forwarded;
-        is_forwarded
-            .then(|| self.response.borrow_mut().round(now))
-            .flatten()
+    /// What is kept of the request. As with [`Self::session`], no other borrow of it may be open.
+    pub fn bodies(&self) -> RefMut<'_, Bodies> {
+        self.bodies.borrow_mut()
     }
 
-    /// Whether the client has read nothing yet, and waits for one of these workers.
-    pub fn awaits(&self, workers: &[WorkerId]) -> bool {
-        let is_open = self.stage.get() == Stage::Forwarded && self.response.borrow().is_unread();
-        let assignment = self.assignment.borrow();
-        let is_among =
-            |worker: &Option<Rc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
-        is_open
-            && (is_among(&assignment.decode)
-                || self.prefill_runs() && is_among(&assignment.prefill))
+    /// Stage of the request.
+    pub fn stage(&self) -> Stage {
+        self.session().stage
     }
 
-    /// Whether a concurrent prefill runs.
-    pub fn prefill_runs(&self) -> bool {
-        self.response.borrow().prefill_runs()
-    }
-
-    /// Notes a concurrent prefill that starts, or is given up.
-    pub fn set_prefill(&self, prefill: ConcurrentPrefill) {
-        self.response.borrow_mut().set_prefill(prefill);
+    /// Changes the stage of the request.
+    pub fn set_stage(&self, stage: Stage) {
+        self.session().stage = stage;
     }
 
     /// The id that both legs carry: our own.
@@ -211,28 +92,12 @@ impl Stream {
 
     /// The request's headers as they came.
     pub fn headers(&self) -> Rc<[Header]> {
-        Rc::clone(&self.headers.borrow())
-    }
-
-    /// Whether the client still waits for this `attempt`.
-    pub fn waits_for(&self, attempt: u32) -> bool {
-        let is_open = matches!(
-            self.stage.get(),
-            Stage::Prefilling | Stage::Forwarded | Stage::Recovering
-        );
-        is_open && self.attempt.get() == attempt
-    }
-
-    /// Begins a new attempt: what was begun before no longer concerns the request.
-    pub fn next_attempt(&self) {
-        self.attempt.set(self.attempt.get().wrapping_add(1));
-        self.racing.set(0);
-        self.held_reply.replace(None);
+        Rc::clone(&self.bodies().headers)
     }
 
     /// Whether another worker may take the place of one that fails.
     pub fn may_recover(&self) -> bool {
-        self.replay_buffer.borrow().is_some() && self.assignment.borrow().may_recover()
+        self.bodies().replay.is_some() && self.session().assignment.may_recover()
     }
 
     /// [`Self::may_recover`], for the answer that has come.
@@ -245,30 +110,18 @@ impl Stream {
 
     /// Records how the leg that the client waits for has ended, and what that means.
     pub fn leg_ended(&self, runtime: &PoolRuntime, came: Came) -> LegEnd {
-        let mut router = runtime.router.borrow_mut();
-        LegEnd::record(&mut router, &mut self.assignment.borrow_mut(), came)
+        self.session()
+            .leg_ended(&mut runtime.router.borrow_mut(), came)
     }
 
-    /// Whether the client has read any of an answer.
-    pub fn answer_has_begun(&self) -> bool {
-        self.response.borrow().has_begun()
-    }
-
-    /// The request's share of a budget for bodies. A call that carries the body holds the share too: the proxy keeps the body
-    /// until the call has ended, also after the client has left.
-    pub fn share(&self) -> Option<Rc<Share>> {
-        let buffered = self.body.borrow().clone();
-        buffered.or_else(|| Some(Rc::clone(&self.replay_buffer.borrow().as_ref()?.share)))
+    /// The number of destinations that were tried.
+    pub fn tried(&self) -> usize {
+        self.session().tried.all().len()
     }
 
     /// Makes this stream's context the effective one; false if the stream is gone.
     pub fn enter(&self) -> bool {
         host::enter_context(self.id).is_ok()
-    }
-
-    /// Notes that another prefill worker has taken over.
-    pub fn prefill_moved(&self, worker: Rc<Worker>) {
-        self.assignment.borrow_mut().prefill = Some(worker);
     }
 
     /// Forwards a request that waited for its prefill. The stream's context must be the effective one.
@@ -286,10 +139,13 @@ impl Stream {
 
     /// Sends the client an answer.
     pub fn answer(&self, status: u32, kept: &[Header], body: &[u8]) {
-        self.stage.set(Stage::Answered);
         let class = usize::try_from(status / 100).unwrap_or_default();
-        self.response.borrow_mut().set_status_class(class);
-        let explanation = self.explanation.take();
+        let explanation = {
+            let mut session = self.session();
+            session.stage = Stage::Answered;
+            session.response.set_status_class(class);
+            session.explanation.take()
+        };
         let mut sent: Vec<(&str, &[u8])> = kept
             .iter()
             .filter_map(|(name, value)| Some((std::str::from_utf8(name).ok()?, value.as_slice())))
@@ -313,7 +169,7 @@ impl Stream {
         let dropped = refusal.dropped_reason();
         sent.extend(dropped.map(|why| (headers::DROPPED.as_bytes().to_vec(), why.into())));
         self.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
-        self.assignment.borrow_mut().release();
+        self.session().assignment.release();
     }
 
     /// Writes a dispatch into the request, which may then go on. The body is kept if the request may have to be routed again.
@@ -332,13 +188,11 @@ impl Stream {
         if let Some(edits) = &dispatch.edits {
             self.set_body(&edits.apply(&body))?;
         }
-        self.tried.replace(Tried::new(&dispatch.destinations));
-        self.stage.set(Stage::Forwarded);
-        self.body.replace(None);
+        self.session().dispatched(dispatch, runtime.now());
+        self.bodies().received = None;
         self.keep_replay_buffer(runtime, body);
-        let mut response = self.response.borrow_mut();
-        response.start(dispatch.patience, runtime.now());
-        if response.has_deadline() || self.assignment.borrow().decode.is_some() {
+        let is_watched = self.session().is_watched();
+        if is_watched {
             runtime.watch_over(self);
         }
         Ok(())
@@ -349,7 +203,8 @@ impl Stream {
         host::set_buffer(Buffer::Request, body)?;
         // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with trailers
         // has no length, unless the client sent one.
-        if self.declared_length || !self.trailers.get() {
+        let has_trailers = self.session().has_trailers;
+        if self.declared_length || !has_trailers {
             let length = body.len().to_string();
             host::set_header(Map::Request, "content-length", length.as_bytes())?;
         }
@@ -357,37 +212,24 @@ impl Stream {
     }
 
     fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
-        if self.assignment.borrow().may_recover() {
-            let share = runtime.hold_replay_buffer(body.len());
-            let replay_buffer = share.map(|share| ReplayBuffer {
-                body,
-                share: Rc::new(share),
-            });
-            self.replay_buffer.replace(replay_buffer);
+        let may_recover = self.session().assignment.may_recover();
+        if may_recover {
+            let share = runtime.hold_replay_buffer(body.len()).map(Rc::new);
+            self.bodies().replay = share.map(|share| ReplayBuffer { body, share });
         }
     }
 
     /// Notes that the client has begun to read: no other worker can take over any more.
     pub fn answer_begins(&self, runtime: &PoolRuntime) {
-        self.handed.set(self.handed.get().map(Handed::fetched));
-        self.replay_buffer.replace(None);
-        self.headers.replace(Rc::default());
-        let mut router = runtime.router.borrow_mut();
-        router.answer_begins(&mut self.assignment.borrow_mut());
-        drop(router);
-        // While a concurrent prefill runs, a client that leaves aborts it; afterwards decode has fetched its blocks.
-        if !self.prefill_runs() {
-            self.abort.replace(None);
-        }
+        self.bodies().answer_begins();
+        self.session()
+            .answer_begins(&mut runtime.router.borrow_mut());
     }
 
-    /// Ends a concurrent prefill that was good: what was held back of the answer goes on.
-    pub fn prefill_is_good(&self, runtime: &PoolRuntime) {
-        let is_held = self.response.borrow_mut().prefill_is_good();
-        if self.answer_has_begun() {
-            self.abort.replace(None);
-        }
-        if is_held && self.stage.get() == Stage::Forwarded && self.enter() {
+    /// Ends a concurrent prefill that was good, and handed over `blocks` blocks: what was held back of the answer goes on.
+    pub fn prefill_is_good(&self, runtime: &PoolRuntime, blocks: u64) {
+        let goes_on = self.session().prefill_is_good(blocks);
+        if goes_on && self.enter() {
             self.answer_begins(runtime);
             self.release_held(runtime);
             self.resume_response();
@@ -396,7 +238,7 @@ impl Stream {
 
     /// Passes the part of the answer that is held back, up to its end. Only an edited one is read.
     fn release_held(&self, runtime: &PoolRuntime) {
-        let is_edited = self.response.borrow().is_edited();
+        let is_edited = self.session().response.is_edited();
         let held = match is_edited {
             true => host::buffer(Buffer::Response).unwrap_or_else(|error| {
                 log::error!("[{}] the answer could not be read: {error}", self.ids());
@@ -404,7 +246,7 @@ impl Stream {
             }),
             false => Vec::new(),
         };
-        let body = self.response.borrow_mut().release(&held);
+        let body = self.session().response.release(&held);
         self.write(runtime, body);
     }
 
@@ -440,7 +282,7 @@ impl Stream {
     /// effective one.
     pub fn break_off(&self, runtime: &PoolRuntime, reason: &'static str) {
         runtime.telemetry.reset(reason);
-        self.stage.set(Stage::Answered);
+        self.set_stage(Stage::Answered);
         if let Err(error) = host::reset_response() {
             log::error!(
                 "[{}] the answer could not be broken off: {error}",
@@ -452,7 +294,7 @@ impl Stream {
     /// Ends the stream: the client has left, or was answered. Frees what the stream holds, and cleans up what its workers hold
     /// for it. Called in the stream's own context.
     pub fn settle(&self, runtime: &PoolRuntime) {
-        let stage = self.stage.replace(Stage::Ended);
+        let stage = self.session().end();
         runtime.vm.receiving.end(self.id);
         cleanup::tell_of_handed(runtime, self);
         match stage {
@@ -460,16 +302,13 @@ impl Stream {
             Stage::Waiting(waiter) => runtime.waits_no_more(waiter),
             _ => {}
         }
-        self.set_prefill(ConcurrentPrefill::Nothing);
         self.abort_prefill(runtime);
         self.tell_of_end(runtime, stage);
-        self.assignment.borrow_mut().release();
-        let mut router = runtime.router.borrow_mut();
-        router.request_ended(&self.assignment.borrow());
-        drop(router);
-        self.body.replace(None);
-        self.replay_buffer.replace(None);
-        self.held_reply.replace(None);
+        let assignment = &mut self.session().assignment;
+        assignment.release();
+        runtime.router.borrow_mut().request_ended(assignment);
+        let bodies = &mut self.bodies();
+        (bodies.received, bodies.replay) = (None, None);
         runtime.watch_no_more(self);
         runtime.telemetry.stream_closed();
     }
@@ -484,24 +323,23 @@ impl Stream {
         body: &[u8],
     ) {
         let complete = CompleteAnswer { headers, body };
-        let mut response = self.response.borrow_mut();
         if status < 300 {
-            response.count(&complete.read());
+            self.session().response.count(&complete.read());
             let took = runtime.vm.now().saturating_sub(self.came);
             runtime.metrics.first_token(took);
         }
-        let body = response.edit_reply(body, complete.form());
-        drop(response);
+        let body = self.session().response.edit_reply(body, complete.form());
         self.answer(u32::from(status), headers, &body);
-        self.assignment.borrow_mut().release();
+        self.session().assignment.release();
     }
 
     fn tell_of_end(&self, runtime: &PoolRuntime, stage: Stage) {
-        let response = self.response.borrow();
+        let session = self.session();
+        let response = &session.response;
         // An answer that was held back did not reach the client.
         let is_answered = stage == Stage::Answered || response.has_begun();
         runtime.metrics.ended(&Ended {
-            facts: &self.assignment.borrow().facts,
+            facts: &session.assignment.facts,
             output_tokens: response.tokens(),
             code: if is_answered {
                 response.status_class()
@@ -516,47 +354,44 @@ impl Stream {
 
     /// Copies the request for the clean-up leg, while its client is still being served: more was computed than the client needs.
     pub fn leave_copy(&self, runtime: &PoolRuntime) {
-        let replay_buffer = self.replay_buffer.borrow();
-        let Some(replay_buffer) = replay_buffer
-            .as_ref()
-            .filter(|_| self.cleanup_request.borrow().is_none())
-        else {
+        let bodies = &mut *self.bodies();
+        let Some(replay) = bodies.replay.as_ref().filter(|_| bodies.cleanup.is_none()) else {
             return;
         };
-        let share = runtime.hold_cleanup_request(replay_buffer.body.len());
-        self.cleanup_request
-            .replace(share.map(|share| CleanupRequest {
-                headers: self.headers(),
-                body: replay_buffer.body.clone(),
-                _share: share,
-            }));
+        let share = runtime.hold_cleanup_request(replay.body.len());
+        bodies.cleanup = share.map(|share| CleanupRequest {
+            headers: Rc::clone(&bodies.headers),
+            body: replay.body.clone(),
+            share,
+        });
     }
 
     /// Keeps the request for the clean-up leg, if the budget allows. Enters the stream's context.
     pub fn leave_cleanup_request(&self, runtime: &PoolRuntime) {
         self.enter();
-        let replay_buffer = self
-            .replay_buffer
-            .take()
-            .map(|replay_buffer| Ok(replay_buffer.body));
-        let body = replay_buffer.unwrap_or_else(|| runtime.vm.copy_body());
+        let replay = self.bodies().replay.take();
+        let body = match replay {
+            Some(replay) => Ok(replay.body),
+            None => runtime.vm.copy_body(),
+        };
         let Ok(body) = body else {
             return;
         };
-        let Some(share) = runtime.hold_cleanup_request(body.len()) else {
-            return;
-        };
-        self.cleanup_request.replace(Some(CleanupRequest {
-            headers: self.headers(),
-            body,
-            _share: share,
-        }));
+        let share = runtime.hold_cleanup_request(body.len());
+        let bodies = &mut self.bodies();
+        if let Some(share) = share {
+            bodies.cleanup = Some(CleanupRequest {
+                headers: Rc::clone(&bodies.headers),
+                body,
+                share,
+            });
+        }
     }
 
     /// Makes the prefill worker drop the request, if it can be aborted and holds anything. Returns the call's token, if one is
     /// made. An answer to a call made from a stream that is gone is dropped.
     pub fn abort_prefill(&self, runtime: &PoolRuntime) -> Option<u32> {
-        let abort = self.abort.take()?;
+        let abort = self.session().abort.take()?;
         cleanup::send(runtime, self, &abort)
     }
 }

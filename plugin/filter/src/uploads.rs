@@ -50,14 +50,14 @@ impl Receiving {
         bytes: usize,
         progress: UploadProgress,
     ) -> bool {
-        stream.body.replace(None);
+        stream.bodies().received = None;
         self.uploads.borrow_mut().received(stream.id(), bytes);
         let held = runtime.hold_body(bytes).or_else(|| {
             self.make_way(runtime, stream, bytes, progress)?;
             runtime.hold_body(bytes)
         });
         let is_held = held.is_some();
-        stream.body.replace(held.map(Rc::new));
+        stream.bodies().received = held.map(Rc::new);
         is_held
     }
 
@@ -101,7 +101,7 @@ impl Receiving {
         let Some(Request { stream, runtime }) = request else {
             return;
         };
-        stream.body.replace(None);
+        stream.bodies().received = None;
         if stream.enter() {
             log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(&runtime, refusal);

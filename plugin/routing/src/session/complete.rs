@@ -1,5 +1,6 @@
 //! Owns the reading of an answer that has come in one piece, as the answers to calls do.
 
+use super::Header;
 use crate::answer::{Form, Reader, Verdict};
 use crate::outcome::Came;
 
@@ -7,7 +8,7 @@ use crate::outcome::Came;
 #[derive(Debug, Clone, Copy)]
 pub struct CompleteAnswer<'a> {
     /// Headers: names in lower case, and values.
-    pub headers: &'a [(Vec<u8>, Vec<u8>)],
+    pub headers: &'a [Header],
     /// Body.
     pub body: &'a [u8],
 }

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::{CompleteAnswer, Takeover, Tried};
+use super::{CompleteAnswer, Header, Takeover, Tried};
 use crate::fleet::WorkerId;
 use crate::outcome::{Came, Follows, Leg, Meaning, of_words};
 use crate::refusal::Refusal;
@@ -101,9 +101,6 @@ pub fn after_error(
     }
     (!end.is_passed_on() && takeover == Takeover::Possible).then_some(Failure::Status)
 }
-
-/// A header: name and value.
-type Header = (Vec<u8>, Vec<u8>);
 
 /// How a decode leg failed; the client's answer if no worker can take its place.
 #[derive(Debug)]

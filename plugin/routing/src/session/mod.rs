@@ -1,22 +1,258 @@
 //! Owns one request's life as a value: what has come, and what follows. No proxy, no cell, no clock of its own.
 
+mod bodies;
 mod complete;
 mod deadlines;
 mod failure;
-
 mod response;
+mod step;
 mod tried;
 
 #[cfg(test)]
 mod tests;
 
+pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
-pub use deadlines::Deadlines;
 pub use failure::{
     Failure, LastAnswer, LegEnd, after_error, came_of_call, record_server, record_unanswered,
 };
-pub use response::{
-    ConcurrentPrefill, ContentLength, Due, NewBody, Passed, Piece, Response, Step, SuccessHead,
-    Takeover,
-};
+pub use response::{ConcurrentPrefill, Response, SuccessHead};
+pub use step::{ContentLength, Due, NewBody, Passed, Piece, Step, Takeover};
 pub use tried::Tried;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::admission::Waiter;
+use crate::budget::Share;
+use crate::fleet::{Worker, WorkerId};
+use crate::outcome::Came;
+use crate::refusal::Refusal;
+use crate::request::Generation;
+use crate::route::fate::Handed;
+use crate::route::{AbortLeg, Assignment, Dispatch, Router};
+
+/// A header: name and value.
+pub type Header = (Vec<u8>, Vec<u8>);
+
+/// Stage of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The body is being buffered.
+    Reading(Generation),
+    /// The body is compressed, and is buffered only to be passed on as it is.
+    ReadingEncoded,
+    /// All eligible workers are too busy: the request waits for one of them.
+    Waiting(Waiter),
+    /// A prefill worker is being called, and the client waits for it.
+    Prefilling,
+    /// The proxy forwards the request.
+    Forwarded,
+    /// The decode leg has failed before the client read anything, and is replaced by calls.
+    Recovering,
+    /// The gateway has answered the request.
+    Answered,
+    /// The stream has ended.
+    Ended,
+}
+
+/// A good answer to a call, held while the concurrent prefill is not known to be good.
+#[derive(Debug)]
+pub struct HeldReply {
+    /// Status of the answer.
+    pub status: u16,
+    /// Headers of the answer, as far as they concern a client.
+    pub headers: Vec<Header>,
+    /// Body of the answer.
+    pub body: Vec<u8>,
+    /// The share of the budget.
+    pub share: Share,
+}
+
+/// One request's life.
+#[derive(Debug)]
+pub struct Session {
+    /// Stage of the request.
+    pub stage: Stage,
+    /// The answer on its way to the client.
+    pub response: Response,
+    /// Workers and charges that the request occupies.
+    pub assignment: Assignment,
+    /// Destinations that the request was forwarded to.
+    pub tried: Tried,
+    /// The hand-off from prefill to this request's decode, and the fate to report if the stream ended now.
+    pub handed: Option<Handed>,
+    /// The call that aborts prefill, or makes it drop its blocks: kept until decode is known to have fetched them.
+    pub abort: Option<AbortLeg>,
+    /// How the first decode leg failed, while that leg is being replaced.
+    pub failure: Option<Failure>,
+    /// The reply of a replacement decode worker, while the concurrent prefill runs.
+    pub held_reply: Option<HeldReply>,
+    /// Terms of the selection, for a caller that asked for them.
+    pub explanation: Option<String>,
+    /// Whether the request has trailers.
+    pub has_trailers: bool,
+    /// Number of the present attempt: an answer to a call of an earlier attempt is no longer waited for.
+    attempt: u32,
+    /// Prefill calls under way for the present attempt.
+    racing: u32,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Self {
+            stage: Stage::Forwarded,
+            response: Response::default(),
+            assignment: Assignment::default(),
+            tried: Tried::default(),
+            handed: None,
+            abort: None,
+            failure: None,
+            held_reply: None,
+            explanation: None,
+            has_trailers: false,
+            attempt: 0,
+            racing: 0,
+        }
+    }
+}
+
+impl Session {
+    /// Number of the present attempt.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Whether the client still waits for this `attempt`.
+    pub fn waits_for(&self, attempt: u32) -> bool {
+        let is_open = matches!(
+            self.stage,
+            Stage::Prefilling | Stage::Forwarded | Stage::Recovering
+        );
+        is_open && self.attempt == attempt
+    }
+
+    /// Begins a new attempt: what was begun before no longer concerns the request.
+    pub fn next_attempt(&mut self) {
+        self.attempt = self.attempt.wrapping_add(1);
+        self.racing = 0;
+        self.held_reply = None;
+    }
+
+    /// Notes a prefill call for the present attempt.
+    pub fn prefill_called(&mut self) {
+        self.racing = self.racing.saturating_add(1);
+    }
+
+    /// Notes the end of a prefill call of the present attempt; the number of calls that are left.
+    pub fn prefill_answered(&mut self) -> u32 {
+        self.racing = self.racing.saturating_sub(1);
+        self.racing
+    }
+
+    /// Whether the client waits for this `attempt`, and exactly one of its prefill calls is under way.
+    pub fn awaits_one_prefill(&self, attempt: u32) -> bool {
+        self.racing == 1 && self.waits_for(attempt)
+    }
+
+    /// Notes that another prefill worker has taken over.
+    pub fn prefill_moved(&mut self, worker: Rc<Worker>) {
+        self.assignment.prefill = Some(worker);
+    }
+
+    /// Notes that decode is dispatched.
+    pub fn dispatched(&mut self, dispatch: &Dispatch, now: Duration) {
+        self.tried = Tried::new(&dispatch.destinations);
+        self.stage = Stage::Forwarded;
+        self.response.start(dispatch.patience, now);
+    }
+
+    /// Whether the stream is to be watched: it has deadlines, or a worker that may leave.
+    pub fn is_watched(&self) -> bool {
+        self.response.has_deadline() || self.assignment.decode.is_some()
+    }
+
+    /// Records how the leg that the client waits for has ended, and what that means.
+    pub fn leg_ended(&mut self, router: &mut Router, came: Came) -> LegEnd {
+        LegEnd::record(router, &mut self.assignment, came)
+    }
+
+    /// Notes that the client has begun to read: no other worker can take over any more.
+    pub fn answer_begins(&mut self, router: &mut Router) {
+        self.handed = self.handed.map(Handed::fetched);
+        router.answer_begins(&mut self.assignment);
+        // While a concurrent prefill runs, a client that leaves aborts it; afterwards decode has fetched its blocks.
+        if !self.response.prefill_runs() {
+            self.abort = None;
+        }
+    }
+
+    /// Notes that the concurrent prefill has handed over `blocks` blocks, and was good; whether what is held back of the answer
+    /// can go on, up to its end.
+    pub fn prefill_is_good(&mut self, blocks: u64) -> bool {
+        let handed = Handed::over(blocks);
+        let has_begun = self.response.has_begun();
+        self.handed = Some(match has_begun {
+            true => handed.fetched(),
+            false => handed,
+        });
+        if has_begun {
+            self.abort = None;
+        }
+        self.response.prefill_is_good() && self.stage == Stage::Forwarded
+    }
+
+    /// Gives up the concurrent prefill, if there is one, and what would abort it.
+    pub fn drop_prefill(&mut self) {
+        self.response.set_prefill(ConcurrentPrefill::Nothing);
+        self.abort = None;
+    }
+
+    /// Ends an answer that has begun with a reset, since its concurrent prefill has failed.
+    pub fn reset_for(&mut self, reason: Refusal) {
+        self.abort = None;
+        self.response.reset_for(reason);
+    }
+
+    /// Assigns the request anew; the facts that it is counted under stay. Returns the hand-off that no leg fetches any more.
+    pub fn reassign(&mut self, mut assignment: Assignment) -> Option<Handed> {
+        assignment.facts = std::mem::take(&mut self.assignment.facts);
+        let kept = assignment.staged_blocks();
+        self.assignment = assignment;
+        let before = std::mem::replace(&mut self.handed, kept.map(Handed::over));
+        before.filter(|_| kept.is_none())
+    }
+
+    /// What is due in a round at `now`, while the answer is awaited or flows. To be called once a round.
+    pub fn round(&mut self, now: Duration) -> Option<Due> {
+        match self.stage {
+            Stage::Forwarded => self.response.round(now),
+            _ => None,
+        }
+    }
+
+    /// Whether the client has read nothing yet, and waits for one of these workers.
+    pub fn awaits(&self, workers: &[WorkerId]) -> bool {
+        let is_among =
+            |worker: &Option<Rc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
+        self.stage == Stage::Forwarded
+            && self.response.is_unread()
+            && (is_among(&self.assignment.decode)
+                || self.response.prefill_runs() && is_among(&self.assignment.prefill))
+    }
+
+    /// Whether this answer has moved since the other one, of the same worker, last did.
+    pub fn has_moved_since(&self, other: &Self) -> bool {
+        let decode = |session: &Self| session.assignment.decode.as_ref().map(|worker| worker.id);
+        decode(self).is_some()
+            && decode(self) == decode(other)
+            && self.response.has_moved_since(&other.response)
+    }
+
+    /// Ends the session with its stream; returns the stage that it ended in.
+    pub fn end(&mut self) -> Stage {
+        self.response.set_prefill(ConcurrentPrefill::Nothing);
+        self.held_reply = None;
+        std::mem::replace(&mut self.stage, Stage::Ended)
+    }
+}
