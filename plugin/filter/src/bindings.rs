@@ -7,8 +7,8 @@ use hashbrown::{HashMap, HashSet};
 use routing::fleet::{Incarnation, WorkerId};
 use routing::route::Question;
 
-use crate::calls;
-use crate::pool_runtime::PoolRuntime;
+use crate::legs::calls;
+use crate::vm::PoolRuntime;
 
 /// Timeout of a question to a worker.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -13,12 +13,11 @@ use routing::uploads::UploadProgress;
 use crate::endpoints;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::planning::{self, Next, RoutingHeaders};
-use crate::pool_runtime::PoolRuntime;
-use crate::pools::Pools;
+use crate::legs::ending;
+use crate::planning::{self, Next};
 use crate::registration::RegistrationRequest;
 use crate::response::{self, Reading};
-use crate::stream::Stream;
+use crate::vm::{PoolRuntime, Pools, RoutingHeaders, Stream};
 
 /// The filter's context of one stream.
 pub struct StreamContext {
@@ -212,7 +211,7 @@ impl StreamContext {
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
             response::settle(&self.runtime, &stream);
-            stream.settle(&self.runtime);
+            ending::settle(&self.runtime, &stream);
             planning::call_waiting(&self.runtime);
         }
     }

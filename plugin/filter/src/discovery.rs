@@ -9,10 +9,10 @@ use routing::discovery::{
 use routing::excerpt::{self, excerpt};
 use routing::fleet::{Fleet, Worker};
 
-use crate::calls;
 use crate::host::{self, Map};
-use crate::pool_runtime::PoolRuntime;
+use crate::legs::calls;
 use crate::shared::{self, SourceHealth};
+use crate::vm::PoolRuntime;
 
 /// Polls a source while this VM leads.
 #[derive(Default)]

@@ -162,7 +162,7 @@ fn fetch(
     Ok(unsafe { Vec::from_raw_parts(data, size, size) })
 }
 
-/// Nanoseconds since 1970: the host's wall clock, which may be set back. Durations are measured by [`crate::vm::Vm::now`].
+/// Nanoseconds since 1970: the host's wall clock, which may be set back. Durations are measured by `Vm::now`.
 pub fn now_ns() -> u64 {
     let mut time = 0;
     // SAFETY: the host writes one u64.

@@ -3,30 +3,21 @@
 #![deny(unsafe_code)]
 
 mod bindings;
-mod calls;
-mod cleanup;
 mod context;
 mod discovery;
 mod endpoints;
 mod host;
 mod journal;
+mod legs;
 mod planning;
-mod pool_runtime;
-mod pools;
-mod prefill_call;
-mod recovery;
 mod registration;
 mod response;
 mod root;
 mod scrape;
 mod shared;
-mod status;
-mod stream;
 mod telemetry;
-mod thread_sync;
 #[cfg(feature = "trap")]
 mod trap;
-mod uploads;
 mod vm;
 
 use proxy_wasm::traits::RootContext;

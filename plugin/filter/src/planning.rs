@@ -6,72 +6,10 @@ use routing::admission::Waiter;
 use routing::answer::EventEdit;
 use routing::request::Generation;
 use routing::route::{Explain, Plan, PlanInput, QueueTicket, Refusal, Router};
-use routing::selection::eligibility::Subset;
 use routing::session::Stage;
 
-use crate::calls::{self, RootTask};
-use crate::headers;
-use crate::host::{self, Header, HostError, Map};
-use crate::pool_runtime::{PoolRuntime, Waits};
-use crate::prefill_call::Job;
-use crate::stream::Stream;
-
-/// Properties with the subset hint of the endpoint picker protocol: in the stream's metadata, else in its route's.
-const SUBSET_HINTS: [&[&str]; 2] = [
-    &[
-        "metadata",
-        "filter_metadata",
-        "envoy.lb.subset_hint",
-        headers::SUBSET,
-    ],
-    &[
-        "xds",
-        "route_metadata",
-        "filter_metadata",
-        "envoy.lb.subset_hint",
-        headers::SUBSET,
-    ],
-];
-
-/// Headers of a request that matter to the router, kept until the request is planned.
-#[derive(Default)]
-pub struct RoutingHeaders {
-    /// Routing overrides of a trusted caller.
-    pub overrides: Vec<Header>,
-    /// The session that the request names.
-    pub session: Option<Vec<u8>>,
-    /// The tenant that the request names.
-    pub tenant: Option<Vec<u8>>,
-}
-
-impl RoutingHeaders {
-    fn overrides(&self, wanted: &str) -> Option<&[u8]> {
-        let named = |(name, _): &&Header| name.eq_ignore_ascii_case(wanted.as_bytes());
-        let found = self.overrides.iter().find(named);
-        found.map(|(_, value)| value.as_slice())
-    }
-
-    /// The endpoints that the gateway in front allows: by metadata, which no client can write, else by a header. The stream's
-    /// context must be the effective one.
-    pub fn subset(&self) -> Option<Subset> {
-        let mut hints = SUBSET_HINTS.iter().copied();
-        if let Some(hint) = hints.find_map(host::property) {
-            return Some(Subset::of_metadata(&hint));
-        }
-        let text = self.overrides(headers::SUBSET)?;
-        // A value that is not text names no endpoint, and so allows none.
-        Some(Subset::parse(std::str::from_utf8(text).unwrap_or_default()))
-    }
-
-    fn explain(&self) -> Explain {
-        let asked = self.overrides(headers::EXPLAIN);
-        match asked.is_some_and(|value| value == b"1" || value.eq_ignore_ascii_case(b"true")) {
-            true => Explain::ForCaller,
-            false if log::log_enabled!(log::Level::Debug) => Explain::ForLog,
-            false => Explain::No,
-        }
-    }
-}
+use crate::host::{self, HostError, Map};
+use crate::vm::{Job, PoolRuntime, RootTask, Stream, Waits};
 
 /// Whether a request goes on, or stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -205,7 +143,12 @@ pub fn carry_out(
                 session.stage = Stage::Prefilling;
             }
             let job = Job::new(runtime, phase, stream);
-            calls::submit(runtime, RootTask::Prefill(Box::new(job))).map(|()| Next::Stays)
+            let task = RootTask::Prefill(Box::new(job));
+            runtime
+                .calls
+                .borrow_mut()
+                .submit(task)
+                .map(|()| Next::Stays)
         }
         Ok(Plan::Answer(answer)) => {
             let kind = (

@@ -11,8 +11,8 @@ use routing::request::Head;
 
 use crate::discovery::publish;
 use crate::host::{self, Header, WriteOutcome};
-use crate::pool_runtime::PoolRuntime;
-use crate::pools::Pools;
+use crate::vm::PoolRuntime;
+use crate::vm::Pools;
 
 const PATH: &[u8] = b"/pd-router/workers";
 
@@ -139,29 +139,6 @@ fn apply(key: &str, change: &RegistryChange, max_workers: usize) -> Result<usize
         }
     }
     Err(Problem::Contended)
-}
-
-/// A pool's registry as this VM has seen it.
-#[derive(Default)]
-pub struct RegistryView {
-    registry: Registry,
-    version: Option<u32>,
-    leases: Leases,
-    rounds: u64,
-    /// Length of a round.
-    round: Duration,
-}
-
-impl RegistryView {
-    /// Reads the registry at `key`. Returns the workers whose counter has stood still for `lease` rounds.
-    fn look(&mut self, key: &str, lease: u64) -> Vec<Named> {
-        if let Some((bytes, version)) = host::shared(key)
-            && self.version.replace(version) != Some(version)
-        {
-            self.registry = Registry::decode(&bytes).unwrap_or_default();
-        }
-        self.leases.look(&self.registry, self.rounds, lease)
-    }
 }
 
 /// Expires a pool's leases while this VM leads, and publishes the registered workers as the fleet.

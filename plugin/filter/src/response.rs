@@ -3,23 +3,19 @@
 //! Headers are held back until the answer has content: as long as the client has read nothing, another worker can take the place
 //! of one that fails.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 
 use proxy_wasm::types::Action;
 use routing::outcome::Came;
-use routing::route::{Assignment, Refusal};
+use routing::route::Refusal;
 use routing::session::{
     self, ContentLength, Failure, LegEnd, Passed, Piece, Stage, Step, SuccessHead,
 };
 
-use crate::cleanup;
-use crate::headers;
-use crate::host::{self, Buffer, Header, Headers, Map};
+use crate::host::{self, Buffer, Headers, Map};
+use crate::legs::{cleanup, marks, recovery};
 use crate::planning;
-use crate::pool_runtime::PoolRuntime;
-use crate::recovery;
-use crate::stream::Stream;
+use crate::vm::{PoolRuntime, Stream};
 
 /// State of one response's callbacks.
 #[derive(Default)]
@@ -164,7 +160,7 @@ impl Reading {
 }
 
 fn success(runtime: &PoolRuntime, stream: &Rc<Stream>, received: &Headers) -> Action {
-    mark(runtime, stream);
+    marks::mark(runtime, stream);
     let mut session = stream.session();
     let head = SuccessHead {
         content_type: received.first("content-type").unwrap_or_default(),
@@ -187,7 +183,7 @@ fn answered_with_error(
     stream: &Rc<Stream>,
     status: u16,
 ) -> Option<(Failure, LegEnd)> {
-    mark(runtime, stream);
+    marks::mark(runtime, stream);
     let end = stream.leg_ended(runtime, Came::Status(status));
     let takeover = stream.takeover();
     let failure = session::after_error(&end, status, &stream.session().assignment, takeover);
@@ -199,7 +195,7 @@ fn answered_with_error(
 
 /// Records that no worker answered; the failure, if another worker is to be asked.
 fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<(Failure, LegEnd)> {
-    let last = last_tried();
+    let last = marks::last_tried();
     let outcome = {
         let session = &mut *stream.session();
         session::record_unanswered(
@@ -310,81 +306,4 @@ fn code(status: &[u8]) -> u16 {
 
 fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
     std::str::from_utf8(text).ok()?.parse().ok()
-}
-
-/// Adds headers for people to a worker's answer, and notes which worker gave it.
-fn mark(runtime: &PoolRuntime, stream: &Stream) {
-    let explanation = stream.session().explanation.take();
-    if let Some(explanation) = explanation {
-        // For people only, as the names are: a response without the header is still a response.
-        let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
-    }
-    if stream.tried() > 1 || runtime.config.response_headers {
-        note_server(runtime, stream);
-    }
-    let mut extra = names(runtime, &stream.session().assignment);
-    if runtime.config.response_headers
-        && let Some(address) = last_tried()
-    {
-        extra.push(served(address));
-    }
-    for (name, value) in extra {
-        let name = std::str::from_utf8(&name).unwrap_or_default();
-        let _ = host::set_header(Map::Response, name, &value);
-    }
-}
-
-/// The header that names the endpoint which answered.
-pub fn served(address: SocketAddr) -> Header {
-    (
-        headers::SERVED.as_bytes().to_vec(),
-        address.to_string().into_bytes(),
-    )
-}
-
-/// The headers that name the workers, if configured.
-pub fn names(runtime: &PoolRuntime, assignment: &Assignment) -> Vec<Header> {
-    let pair = [
-        (headers::PREFILL, &assignment.prefill),
-        (headers::DECODE, &assignment.decode),
-    ];
-    let wanted = pair.iter().filter(|_| runtime.config.response_headers);
-    let named = wanted.filter_map(|(name, worker)| {
-        let worker = worker.as_ref()?;
-        Some((name.as_bytes().to_vec(), worker.name.as_bytes().to_vec()))
-    });
-    named.collect()
-}
-
-/// The worker that the proxy tried last.
-fn last_tried() -> Option<SocketAddr> {
-    let address = host::property(&["upstream", "address"])?;
-    std::str::from_utf8(&address).ok()?.parse().ok()
-}
-
-/// Notes which destinations have been tried so far. The stream's context must be the effective one.
-pub fn note_tried(stream: &Stream) {
-    let last = last_tried();
-    stream.session().tried.reached(last);
-}
-
-/// Notes the destination that answered. Those before it in the list took no connection.
-fn note_server(runtime: &PoolRuntime, stream: &Stream) {
-    let Some(address) = last_tried() else {
-        return;
-    };
-    let refused = {
-        let session = &mut *stream.session();
-        session::record_server(
-            &mut runtime.router.borrow_mut(),
-            &mut session.assignment,
-            &mut session.tried,
-            address,
-        )
-    };
-    if !refused.is_empty() {
-        let id = stream.ids();
-        log::warn!("[{id}] {refused:?} took no connection, {address} answers");
-        runtime.telemetry.decode_retried();
-    }
 }

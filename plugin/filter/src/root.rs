@@ -10,19 +10,19 @@ use routing::config::Config;
 use routing::route::queries_workers;
 
 use crate::bindings::Asker;
-use crate::calls;
 use crate::context::StreamContext;
 use crate::discovery::Poller;
 use crate::host::{self, Buffer};
 use crate::journal;
+use crate::legs::calls;
+use crate::legs::prefill;
+use crate::legs::recovery;
 use crate::planning;
-use crate::pool_runtime::PoolRuntime;
-use crate::pools::Pools;
-use crate::prefill_call;
-use crate::recovery;
 use crate::registration::Registrar;
 use crate::scrape::Scraper;
-use crate::thread_sync::TickKind;
+use crate::vm::PoolRuntime;
+use crate::vm::Pools;
+use crate::vm::TickKind;
 
 /// Interval of a round, the slow tick: deadlines, fleet version, polls. Rounded up to whole ticks.
 const ROUND: Duration = Duration::from_millis(100);
@@ -177,7 +177,7 @@ impl ConfiguredRoot {
         }
         // A root of an older configuration goes on serving its own streams.
         for runtime in self.pools.all() {
-            prefill_call::hedge_late(runtime);
+            prefill::hedge_late(runtime);
             recovery::see_to_due(runtime);
             recovery::see_to_left(runtime);
         }

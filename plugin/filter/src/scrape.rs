@@ -9,9 +9,9 @@ use routing::engine_metrics;
 use routing::fleet::{Incarnation, Role, Worker};
 use routing::route::Report;
 
-use crate::calls;
-use crate::pool_runtime::PoolRuntime;
+use crate::legs::calls;
 use crate::shared;
+use crate::vm::PoolRuntime;
 
 /// Asks the workers of a pool while this VM leads.
 pub struct Scraper {

@@ -13,12 +13,10 @@ use routing::session::{
     Bodies, CleanupRequest, CompleteAnswer, LegEnd, NewBody, ReplayBuffer, Session, Stage, Takeover,
 };
 
-use crate::cleanup;
+use super::PoolRuntime;
+use super::RoutingHeaders;
 use crate::headers;
 use crate::host::{self, Buffer, Header, HostError, Map};
-use crate::planning::RoutingHeaders;
-use crate::pool_runtime::PoolRuntime;
-use crate::telemetry::Ended;
 
 /// A request, shared between its context and the root that makes its calls.
 pub struct Stream {
@@ -291,28 +289,6 @@ impl Stream {
         }
     }
 
-    /// Ends the stream: the client has left, or was answered. Frees what the stream holds, and cleans up what its workers hold
-    /// for it. Called in the stream's own context.
-    pub fn settle(&self, runtime: &PoolRuntime) {
-        let stage = self.session().end();
-        runtime.vm.receiving.end(self.id);
-        cleanup::tell_of_handed(runtime, self);
-        match stage {
-            Stage::Prefilling | Stage::Recovering => self.leave_cleanup_request(runtime),
-            Stage::Waiting(waiter) => runtime.waits_no_more(waiter),
-            _ => {}
-        }
-        self.abort_prefill(runtime);
-        self.tell_of_end(runtime, stage);
-        let assignment = &mut self.session().assignment;
-        assignment.release();
-        runtime.router.borrow_mut().request_ended(assignment);
-        let bodies = &mut self.bodies();
-        (bodies.received, bodies.replay) = (None, None);
-        runtime.watch_no_more(self);
-        runtime.telemetry.stream_closed();
-    }
-
     /// Sends the client the complete answer of a worker's, edited as a forwarded answer would have been. The stream's context
     /// must be the effective one.
     pub fn answer_complete(
@@ -331,25 +307,6 @@ impl Stream {
         let body = self.session().response.edit_reply(body, complete.form());
         self.answer(u32::from(status), headers, &body);
         self.session().assignment.release();
-    }
-
-    fn tell_of_end(&self, runtime: &PoolRuntime, stage: Stage) {
-        let session = self.session();
-        let response = &session.response;
-        // An answer that was held back did not reach the client.
-        let is_answered = stage == Stage::Answered || response.has_begun();
-        runtime.metrics.ended(&Ended {
-            facts: &session.assignment.facts,
-            output_tokens: response.tokens(),
-            code: if is_answered {
-                response.status_class()
-            } else {
-                0
-            },
-        });
-        if let Some(time) = response.time_between_tokens(|| runtime.vm.now()) {
-            runtime.metrics.between_tokens(time);
-        }
     }
 
     /// Copies the request for the clean-up leg, while its client is still being served: more was computed than the client needs.
@@ -386,13 +343,6 @@ impl Stream {
                 share,
             });
         }
-    }
-
-    /// Makes the prefill worker drop the request, if it can be aborted and holds anything. Returns the call's token, if one is
-    /// made. An answer to a call made from a stream that is gone is dropped.
-    pub fn abort_prefill(&self, runtime: &PoolRuntime) -> Option<u32> {
-        let abort = self.session().abort.take()?;
-        cleanup::send(runtime, self, &abort)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Owns the filter's own endpoints: readiness, the models that are ready and, if enabled, the status.
 
+mod status;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -12,9 +14,8 @@ use serde::Serialize;
 
 use crate::headers;
 use crate::host;
-use crate::pool_runtime::PoolRuntime;
-use crate::pools::Pools;
-use crate::status;
+use crate::vm::PoolRuntime;
+use crate::vm::Pools;
 
 const PREFIX: &[u8] = b"/pd-router";
 

@@ -1,106 +1,24 @@
-//! Owns the calls of one root context: tasks that wait to make one, and calls under way by token.
-//!
-//! A call belongs to the root context, and so must its answer: the SDK drops the answer to a call made from a stream that is
-//! gone, and with it the only knowledge of the KV blocks that a worker holds. So a stream puts its task into a list, wakes the
-//! root through a shared queue that only this VM listens to, and the root makes the call.
+//! Owns the making of calls on the root, and the way from an answer to the leg that waits for it.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
 use routing::config::Pool;
 use routing::engine_metrics::MAX_TEXT;
-use routing::fleet::Worker;
-use routing::route::{CleanUpLeg, Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
-use routing::session::{Failure, LegEnd};
+use routing::route::{Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
 
-use crate::cleanup::{self, CleanUpCall};
+use super::{cleanup, prefill, recovery};
 use crate::headers;
-use crate::host::{self, Header, HostError, Map};
-use crate::pool_runtime::PoolRuntime;
-use crate::prefill_call::{self, Job};
-use crate::recovery::{self, DecodeCall};
-use crate::shared;
-use crate::stream::{Stream, destination_headers};
-
-/// A stream's task for the root.
-pub enum RootTask {
-    /// Call the prefill worker.
-    Prefill(Box<Job>),
-    /// Replace a decode leg that failed before the client read anything.
-    Recover(Rc<Stream>, Failure, LegEnd),
-    /// Fetch and drop the blocks that the prefill worker has computed.
-    CleanUp(Rc<Stream>, Box<CleanUpLeg>, Rc<Worker>),
-}
-
-/// A call that has been made.
-pub enum Call {
-    /// A prefill leg.
-    Prefill(Box<Job>),
-    /// A decode leg in place of one that failed.
-    Decode(DecodeCall),
-    /// A clean-up leg, for blocks that a client has left behind.
-    CleanUp(CleanUpCall),
-    /// An abort: the worker drops its work for a request.
-    Abort,
-}
-
-/// The tasks and calls of one root context.
-#[derive(Default)]
-pub struct Calls {
-    queue: Option<u32>,
-    waiting: VecDeque<RootTask>,
-    running: HashMap<u32, Call>,
-}
-
-impl Calls {
-    /// The queue that wakes the root, registered at first use: registering leaves a trace in the proxy, and a configuration may
-    /// only be on trial.
-    fn queue(&mut self) -> Result<u32, HostError> {
-        if let Some(queue) = self.queue {
-            return Ok(queue);
-        }
-        let queue =
-            host::register_queue(&format!("pd_router.calls.{:x}", shared::unique_number()))?;
-        self.queue = Some(queue);
-        Ok(queue)
-    }
-
-    /// Notes a call that has been made.
-    pub fn run(&mut self, token: u32, call: Call) {
-        self.running.insert(token, call);
-    }
-
-    /// The prefill calls under way.
-    pub fn prefills(&self) -> impl Iterator<Item = &Job> {
-        self.running.values().filter_map(|call| match call {
-            Call::Prefill(job) => Some(&**job),
-            Call::Decode(_) | Call::CleanUp(_) | Call::Abort => None,
-        })
-    }
-}
-
-/// Hands a task to the root. Called from the stream's own callback.
-///
-/// # Errors
-/// If the host would not carry the message: the task is dropped.
-pub fn submit(runtime: &PoolRuntime, task: RootTask) -> Result<(), HostError> {
-    let mut calls = runtime.calls.borrow_mut();
-    let queue = calls.queue()?;
-    host::enqueue(queue, b"")?;
-    calls.waiting.push_back(task);
-    Ok(())
-}
+use crate::host::{self, Header, Map};
+use crate::vm::{Call, PoolRuntime, RootTask, destination_headers};
 
 /// Runs the waiting tasks. Called on the root, when its queue has a message.
 pub fn start_waiting(runtime: &PoolRuntime, queue: u32) {
     while host::dequeue(queue).is_some() {}
     loop {
-        let task = runtime.calls.borrow_mut().waiting.pop_front();
+        let task = runtime.calls.borrow_mut().next_task();
         match task {
-            Some(RootTask::Prefill(job)) => prefill_call::start(runtime, *job),
+            Some(RootTask::Prefill(job)) => prefill::start(runtime, *job),
             Some(RootTask::Recover(client, failure, end)) => {
                 recovery::recover(runtime, &client, failure, end);
             }
@@ -114,7 +32,7 @@ pub fn start_waiting(runtime: &PoolRuntime, queue: u32) {
 
 /// Handles the answer to a call; false if the token is another call's.
 pub fn answered(runtime: &PoolRuntime, token: u32, has_headers: bool) -> bool {
-    let call = runtime.calls.borrow_mut().running.remove(&token);
+    let call = runtime.calls.borrow_mut().take(token);
     let Some(call) = call else {
         return false;
     };
@@ -128,7 +46,7 @@ pub fn answered(runtime: &PoolRuntime, token: u32, has_headers: bool) -> bool {
     };
     runtime.advance();
     match call {
-        Call::Prefill(job) => prefill_call::answered(runtime, *job, answer),
+        Call::Prefill(job) => prefill::answered(runtime, *job, answer),
         Call::Decode(call) => recovery::answered(runtime, call, answer),
         Call::CleanUp(leg) => cleanup::answered(runtime, &leg, answer),
         // An abort's answer has no consequence.

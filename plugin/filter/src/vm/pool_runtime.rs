@@ -14,12 +14,12 @@ use routing::route::fate::Fate;
 use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
 use routing::session::{Due, Stage};
 
-use crate::calls::Calls;
-use crate::registration::RegistryView;
+use super::Calls;
+use super::RegistryView;
+use super::Stream;
+use super::Vm;
 use crate::shared;
-use crate::stream::Stream;
 use crate::telemetry::{PoolTelemetry, Telemetry};
-use crate::vm::Vm;
 
 /// The requests that wait for a worker of one pool.
 pub type WaitingRequests = HashMap<Waiter, Waits>;

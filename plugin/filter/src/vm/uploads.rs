@@ -9,8 +9,8 @@ use hashbrown::HashMap;
 use routing::route::Refusal;
 use routing::uploads::{UploadProgress, Uploads};
 
-use crate::pool_runtime::PoolRuntime;
-use crate::stream::Stream;
+use super::PoolRuntime;
+use super::Stream;
 
 /// The requests whose bodies are being received.
 #[derive(Default)]

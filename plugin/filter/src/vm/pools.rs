@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use routing::config::Config;
 
+use super::PoolRuntime;
+use super::Vm;
 use crate::host;
-use crate::pool_runtime::PoolRuntime;
-use crate::vm::Vm;
 
 /// Property of a route's metadata that names its pool.
 const IN_METADATA: [&str; 5] = [

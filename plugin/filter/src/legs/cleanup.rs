@@ -6,23 +6,11 @@ use std::time::Duration;
 use routing::fleet::Worker;
 use routing::route::fate::{Fate, Handed};
 use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
-use routing::session::CleanupRequest;
 
-use crate::calls::{self, Call, ClientRequest, RootTask};
+use super::calls::{self, ClientRequest};
 use crate::headers;
 use crate::host;
-use crate::pool_runtime::PoolRuntime;
-use crate::stream::Stream;
-
-/// A clean-up leg under way.
-pub struct CleanUpCall {
-    /// Blocks that the leg frees.
-    blocks: u64,
-    /// Ids that its log line begins with.
-    ids: String,
-    /// The request's bytes count until the call has ended: the proxy holds them.
-    _cleanup_request: Option<CleanupRequest>,
-}
+use crate::vm::{Call, CleanUpCall, PoolRuntime, RootTask, Stream};
 
 /// Timeout of the call that makes a worker drop a request.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -34,19 +22,22 @@ pub fn abort_prefill(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg, blo
         .and_then(|()| send(runtime, client, leg));
     match called {
         Some(token) => {
-            let call = Call::CleanUp(CleanUpCall {
-                blocks,
-                ids: client.ids().to_owned(),
-                _cleanup_request: None,
-            });
+            let call = Call::CleanUp(CleanUpCall::new(client, blocks, None));
             runtime.calls.borrow_mut().run(token, call);
         }
         None => runtime.telemetry.handed_off(Fate::Leaked, blocks),
     }
 }
 
+/// Makes the prefill worker drop a request, if it can be aborted and holds anything. Returns the call's token, if one is made. An
+/// answer to a call made from a stream that is gone is dropped.
+pub fn abort(runtime: &PoolRuntime, client: &Stream) -> Option<u32> {
+    let abort = client.session().abort.take()?;
+    send(runtime, client, &abort)
+}
+
 /// Makes a worker drop a request, by a call from the present effective context.
-pub fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
+fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
     let cluster = runtime.router.borrow().pool().clusters.prefill.clone();
     let destination = leg.destination.to_string();
     let own = [
@@ -85,11 +76,8 @@ pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
     match called {
         Ok(token) => {
             runtime.telemetry.cleaning_up();
-            let call = Call::CleanUp(CleanUpCall {
-                blocks: leg.blocks,
-                ids: client.ids().to_owned(),
-                _cleanup_request: Some(cleanup_request),
-            });
+            let call = CleanUpCall::new(client, leg.blocks, Some(cleanup_request));
+            let call = Call::CleanUp(call);
             runtime.calls.borrow_mut().run(token, call);
         }
         Err(_) => leaked(runtime, client, leg.blocks, prefill),
@@ -114,7 +102,8 @@ pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
     };
     client.leave_copy(runtime);
     let task = RootTask::CleanUp(Rc::clone(client), Box::new(leg), prefill);
-    if calls::submit(runtime, task).is_err() {
+    let submitted = runtime.calls.borrow_mut().submit(task);
+    if submitted.is_err() {
         runtime.telemetry.handed_off(Fate::Leaked, blocks);
     }
 }

@@ -5,54 +5,21 @@ use std::time::Duration;
 
 use routing::answer::usage;
 use routing::answer::{EventEdit, PromptLogprobs};
-use routing::budget::Share;
 use routing::fleet::{Worker, WorkerId};
 use routing::handoff::LegOrder;
 use routing::handoff::terminal::Terminal;
 use routing::route::fate::{Fate, Handed};
 use routing::route::{
-    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillFailure, PrefillPhase,
-    Refusal,
+    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillFailure, Refusal,
 };
 use routing::session::{ConcurrentPrefill, Failure, Stage};
 
-use crate::calls::{self, Call, headers_for_client, not_made};
-use crate::cleanup;
+use super::calls::{self, headers_for_client, not_made};
+use super::{cleanup, recovery};
 use crate::headers;
 use crate::host;
-use crate::pool_runtime::PoolRuntime;
-use crate::recovery;
-use crate::stream::Stream;
 use crate::telemetry::CalledLeg;
-
-/// A prefill leg and its client's stream.
-pub struct Job {
-    phase: PrefillPhase,
-    client: Rc<Stream>,
-    /// The client's attempt that the leg belongs to.
-    attempt: u32,
-    /// When the leg was created.
-    since: Duration,
-    /// The body's bytes count until the call has ended.
-    _share: Option<Rc<Share>>,
-}
-
-impl Job {
-    /// A leg for the client's present attempt.
-    pub fn new(runtime: &PoolRuntime, phase: PrefillPhase, client: &Rc<Stream>) -> Self {
-        Self {
-            phase,
-            client: Rc::clone(client),
-            attempt: client.session().attempt(),
-            since: runtime.now(),
-            _share: client.bodies().share(),
-        }
-    }
-
-    fn is_waited_for(&self) -> bool {
-        self.client.session().waits_for(self.attempt)
-    }
-}
+use crate::vm::{Call, Job, PoolRuntime, Stream};
 
 /// Calls the job's prefill worker, unless the client has left. Called on the root.
 pub fn start(runtime: &PoolRuntime, job: Job) {

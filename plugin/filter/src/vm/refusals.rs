@@ -8,7 +8,6 @@ use routing::excerpt::excerpt;
 use routing::route::Refusal;
 use serde::{Deserialize, Serialize};
 
-use super::milliseconds;
 use crate::host::{self, WriteOutcome};
 
 /// Refusals that the list keeps.
@@ -42,7 +41,7 @@ impl Refusals {
         let mut all = self.0.borrow_mut();
         all.truncate(MOST.saturating_sub(1));
         all.push_front(Refused {
-            at_ms: milliseconds(now),
+            at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
             pool: pool.to_owned(),
             request_id: ids.to_owned(),
             status: refusal.status(),

@@ -1,9 +1,5 @@
 //! Owns the status: the fleet and its load as JSON, and a page that draws it. Served only if enabled.
 
-mod refusals;
-
-pub use refusals::Refusals;
-
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,13 +10,11 @@ use routing::model_state::{ModelKey, ModelState};
 use routing::route::{Report, Router};
 use serde::Serialize;
 
-use refusals::Refused;
-
-use crate::endpoints::JsonAnswer;
-use crate::pool_runtime::PoolRuntime;
-use crate::pools::Pools;
+use super::JsonAnswer;
 use crate::shared::{self, SourceHealth};
-use crate::vm::Vm;
+use crate::vm::PoolRuntime;
+use crate::vm::Pools;
+use crate::vm::{Refused, Vm};
 
 /// The status page. Reads the status JSON, and nothing from anywhere else.
 pub const PAGE: &str = include_str!("page.html");

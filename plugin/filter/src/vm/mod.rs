@@ -1,6 +1,25 @@
 //! Owns the state of one VM across configurations: pool states, leadership, thread sync and metrics. A new configuration finds
 //! all of it here.
 
+mod pool_runtime;
+mod pools;
+mod refusals;
+mod registry_view;
+mod routing_headers;
+mod stream;
+mod tasks;
+mod thread_sync;
+mod uploads;
+
+pub use pool_runtime::{PoolRuntime, Waits};
+pub use pools::Pools;
+pub use refusals::Refused;
+pub use registry_view::RegistryView;
+pub use routing_headers::RoutingHeaders;
+pub use stream::{Stream, destination_headers};
+pub use tasks::{Call, Calls, CleanUpCall, DecodeCall, Job, RootTask};
+pub use thread_sync::TickKind;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,12 +31,13 @@ use routing::config::{Pool, Sharing};
 use routing::route::Router;
 
 use crate::host::{self, Buffer, HostError};
-use crate::pool_runtime::{PoolRuntime, WaitingRequests};
 use crate::shared::Lease;
-use crate::status::Refusals;
+use pool_runtime::WaitingRequests;
+use refusals::Refusals;
+use thread_sync::ThreadSyncDriver;
+use uploads::Receiving;
+
 use crate::telemetry::{FleetCounts, Leader, PoolTelemetry, Telemetry};
-use crate::thread_sync::{ThreadSyncDriver, TickKind};
-use crate::uploads::Receiving;
 
 /// Rounds between two settings of all gauges: about a second.
 const ROUNDS_TO_SET_ANEW: u32 = 10;

@@ -8,8 +8,8 @@ use routing::sharing::{
     PoolShares, SharedStore, ThreadSync, ThreadUpdate, Totals, WriteResult, pool_number,
 };
 
+use super::PoolRuntime;
 use crate::host::{self, WriteOutcome};
-use crate::pool_runtime::PoolRuntime;
 use crate::shared;
 
 /// Tick of the shared store in milliseconds, independent of this VM's own tick.

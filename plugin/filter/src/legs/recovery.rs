@@ -5,38 +5,26 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use routing::budget::Share;
 use routing::outcome::{Came, Follows, Leg};
 use routing::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Refusal};
 use routing::session::{
     self, ConcurrentPrefill, Due, Failure, HeldReply, LastAnswer, LegEnd, Stage, Tried,
 };
 
-use crate::calls::{self, Call, ClientRequest, RootTask, headers_for_client};
-use crate::cleanup;
+use super::calls::{self, ClientRequest, headers_for_client};
+use super::{cleanup, marks, prefill};
 use crate::host::{self, Header};
-use crate::pool_runtime::PoolRuntime;
-use crate::prefill_call::{self, Job};
-use crate::response;
-use crate::stream::Stream;
 use crate::telemetry;
+use crate::vm::{Call, DecodeCall, Job, PoolRuntime, RootTask, Stream};
 
 /// Timeout of an answer in one piece, if the dispatch has none.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// A call in place of a decode leg.
-pub struct DecodeCall {
-    client: Rc<Stream>,
-    attempt: u32,
-    failure: Failure,
-    /// The body's bytes count until the call has ended.
-    _share: Option<Rc<Share>>,
-}
-
 /// Hands a failed decode leg to the root, and holds everything back meanwhile. Called from the stream's own callback.
 pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: LegEnd) {
     client.set_stage(Stage::Recovering);
-    let submitted = calls::submit(runtime, RootTask::Recover(Rc::clone(client), failure, end));
+    let task = RootTask::Recover(Rc::clone(client), failure, end);
+    let submitted = runtime.calls.borrow_mut().submit(task);
     if let Err(error) = submitted {
         log::error!("[{}] cannot be recovered: {error}", client.ids());
         client.refuse(runtime, &Refusal::Internal);
@@ -75,7 +63,7 @@ pub fn recover(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end
         Plan::Prefill(phase, assignment) => {
             client.assign(runtime, assignment);
             client.session().failure = Some(failure);
-            prefill_call::start(runtime, Job::new(runtime, phase, client));
+            prefill::start(runtime, Job::new(runtime, phase, client));
         }
         Plan::Forward(dispatch, assignment) => {
             client.assign(runtime, assignment);
@@ -107,12 +95,7 @@ pub fn call_decode(
     failure: Failure,
 ) {
     client.session().tried = Tried::new(&dispatch.destinations);
-    let call = DecodeCall {
-        client: Rc::clone(client),
-        attempt: client.session().attempt(),
-        failure,
-        _share: client.bodies().share(),
-    };
+    let call = DecodeCall::new(client, failure);
     match try_to_call(runtime, client, dispatch) {
         Ok(token) => runtime.calls.borrow_mut().run(token, Call::Decode(call)),
         Err(answer) => answered(runtime, call, answer),
@@ -140,7 +123,7 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
         client,
         attempt,
         failure,
-        _share,
+        ..
     } = call;
     let is_waited_for = client.session().waits_for(attempt);
     if !is_waited_for {
@@ -209,12 +192,12 @@ fn deliver(
         300.. => cleanup::give_up(runtime, client),
     }
     client.session().next_attempt();
-    kept.extend(response::names(runtime, &client.session().assignment));
+    kept.extend(marks::names(runtime, &client.session().assignment));
     // Of several destinations, the one that the call has reached is not known.
     if runtime.config.response_headers
         && let [address] = client.session().tried.all()
     {
-        kept.push(response::served(*address));
+        kept.push(marks::served(*address));
     }
     if client.enter() {
         client.answer_complete(runtime, status, &kept, body);
@@ -259,12 +242,12 @@ pub fn see_to_due(runtime: &PoolRuntime) {
         }
         match due {
             Due::NothingCame => {
-                response::note_tried(&client);
+                marks::note_tried(&client);
                 let end = client.leg_ended(runtime, Came::TimedOut);
                 recover(runtime, &client, Failure::Silent, end);
             }
             Due::Stalled => {
-                response::note_tried(&client);
+                marks::note_tried(&client);
                 client.leg_ended(runtime, silence(runtime, &client));
                 log::warn!("[{}] its worker fell silent", client.ids());
                 client.break_off(runtime, "silent");
@@ -289,7 +272,7 @@ pub fn see_to_left(runtime: &PoolRuntime) {
     if left.is_empty() {
         return;
     }
-    prefill_call::replace_left(runtime, &left);
+    prefill::replace_left(runtime, &left);
     if !runtime.router.borrow().can_serve_any() {
         // No worker could take over, and an answer may still come.
         return;
@@ -320,7 +303,7 @@ impl Stream {
         // The root makes the call, so that the answer finds its caller.
         if has_abort
             && host::enter_context(runtime.root_id).is_ok()
-            && let Some(token) = self.abort_prefill(runtime)
+            && let Some(token) = cleanup::abort(runtime, self)
         {
             runtime.calls.borrow_mut().run(token, Call::Abort);
         }

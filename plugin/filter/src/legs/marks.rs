@@ -1,0 +1,87 @@
+//! Owns what is noted of the worker that answers: headers for people, and the destinations that were tried before it.
+
+use std::net::SocketAddr;
+
+use routing::route::Assignment;
+use routing::session;
+
+use crate::headers;
+use crate::host::{self, Header, Map};
+use crate::vm::{PoolRuntime, Stream};
+
+/// Adds headers for people to a worker's answer, and notes which worker gave it.
+pub fn mark(runtime: &PoolRuntime, stream: &Stream) {
+    let explanation = stream.session().explanation.take();
+    if let Some(explanation) = explanation {
+        // For people only, as the names are: a response without the header is still a response.
+        let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
+    }
+    if stream.tried() > 1 || runtime.config.response_headers {
+        note_server(runtime, stream);
+    }
+    let mut extra = names(runtime, &stream.session().assignment);
+    if runtime.config.response_headers
+        && let Some(address) = last_tried()
+    {
+        extra.push(served(address));
+    }
+    for (name, value) in extra {
+        let name = std::str::from_utf8(&name).unwrap_or_default();
+        let _ = host::set_header(Map::Response, name, &value);
+    }
+}
+
+/// The header that names the endpoint which answered.
+pub fn served(address: SocketAddr) -> Header {
+    (
+        headers::SERVED.as_bytes().to_vec(),
+        address.to_string().into_bytes(),
+    )
+}
+
+/// The headers that name the workers, if configured.
+pub fn names(runtime: &PoolRuntime, assignment: &Assignment) -> Vec<Header> {
+    let pair = [
+        (headers::PREFILL, &assignment.prefill),
+        (headers::DECODE, &assignment.decode),
+    ];
+    let wanted = pair.iter().filter(|_| runtime.config.response_headers);
+    let named = wanted.filter_map(|(name, worker)| {
+        let worker = worker.as_ref()?;
+        Some((name.as_bytes().to_vec(), worker.name.as_bytes().to_vec()))
+    });
+    named.collect()
+}
+
+/// The worker that the proxy tried last.
+pub fn last_tried() -> Option<SocketAddr> {
+    let address = host::property(&["upstream", "address"])?;
+    std::str::from_utf8(&address).ok()?.parse().ok()
+}
+
+/// Notes which destinations have been tried so far. The stream's context must be the effective one.
+pub fn note_tried(stream: &Stream) {
+    let last = last_tried();
+    stream.session().tried.reached(last);
+}
+
+/// Notes the destination that answered. Those before it in the list took no connection.
+fn note_server(runtime: &PoolRuntime, stream: &Stream) {
+    let Some(address) = last_tried() else {
+        return;
+    };
+    let refused = {
+        let session = &mut *stream.session();
+        session::record_server(
+            &mut runtime.router.borrow_mut(),
+            &mut session.assignment,
+            &mut session.tried,
+            address,
+        )
+    };
+    if !refused.is_empty() {
+        let id = stream.ids();
+        log::warn!("[{id}] {refused:?} took no connection, {address} answers");
+        runtime.telemetry.decode_retried();
+    }
+}
