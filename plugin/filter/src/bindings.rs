@@ -27,7 +27,7 @@ pub struct Asker {
 impl Asker {
     /// Asks the prefill workers whose questions are due.
     pub fn tick(&mut self, runtime: &PoolRuntime) {
-        let questions = runtime.router.borrow().questions();
+        let questions = runtime.router().questions();
         let is_asked = |id: &WorkerId| questions.iter().any(|question| question.worker.id == *id);
         self.again.retain(|id, _| is_asked(id));
         self.silent.retain(is_asked);

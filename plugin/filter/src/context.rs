@@ -70,7 +70,7 @@ impl StreamContext {
 
     /// The headers that matter to the router; routing overrides only from trusted callers.
     fn routing_headers(&self, received: &[Header]) -> RoutingHeaders {
-        let is_trusted = self.runtime.router.borrow().pool().trust_clients;
+        let is_trusted = self.runtime.router().pool().trust_clients;
         let overrides = received
             .iter()
             .filter(|(name, _)| is_trusted && headers::is_reserved(name));
@@ -92,7 +92,7 @@ impl StreamContext {
 
     /// Acts on the head of an opened request.
     fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
-        let kind = self.runtime.router.borrow().kind(head);
+        let kind = self.runtime.router().kind(head);
         let generation = match kind {
             Ok(Kind::Generation(generation)) => generation,
             Ok(Kind::Plain) => return self.forward_unread(stream),
@@ -116,7 +116,7 @@ impl StreamContext {
     fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
         let outcome = {
             let subset = stream.routing_headers.subset();
-            self.runtime.router.borrow_mut().plain(subset.as_ref())
+            self.runtime.router_mut().plain(subset.as_ref())
         };
         let plan = outcome.map(|(dispatch, assignment)| Plan::Forward(dispatch, assignment));
         action(planning::carry_out(&self.runtime, stream, plan, Vec::new()))
@@ -177,7 +177,7 @@ impl StreamContext {
             Err(error) => return planning::unreadable(&self.runtime, stream, &error),
         };
         let outcome = {
-            let mut router = self.runtime.router.borrow_mut();
+            let mut router = self.runtime.router_mut();
             router.advance(self.runtime.tell_time());
             let subset = stream.routing_headers.subset();
             router.plan_encoded(&body, subset.as_ref())

@@ -89,7 +89,7 @@ impl Poller {
 impl Leading {
     /// A new leader starts from the fleet that all VMs have adopted. `None` if there is nothing to poll.
     fn over(runtime: &PoolRuntime) -> Option<Self> {
-        let router = runtime.router.borrow();
+        let router = runtime.router();
         let source = discovery::source(&runtime.pool)?;
         let keep_ms = runtime.pool.discovery.keep_stale_ms();
         let known = router.fleet().workers().map(|worker| (**worker).clone());
@@ -175,7 +175,7 @@ impl Leading {
             given_up: self.staleness.is_given_up(),
             since_ms: match (self.staleness.last_good(), &self.published) {
                 (Some(last), _) if self.staleness.is_stale() => {
-                    runtime.vm.on_the_wall(last).as_millis() as u64
+                    runtime.vm.clock.on_the_wall(last).as_millis() as u64
                 }
                 (_, published) => published.as_ref().map_or(0, |published| published.since_ms),
             },
@@ -190,7 +190,7 @@ impl Leading {
 
 /// Publishes workers as the current fleet.
 pub fn publish(runtime: &PoolRuntime, workers: Vec<Worker>) {
-    let version = runtime.router.borrow().fleet().version().saturating_add(1);
+    let version = runtime.router().fleet().version().saturating_add(1);
     let fleet = Fleet::new(version, workers);
     let count = fleet.workers().count();
     log::info!(

@@ -212,7 +212,7 @@ pub fn set_buffer(kind: Buffer, bytes: &[u8]) -> Result<(), HostError> {
 }
 
 /// A header's name and value.
-pub type Header = (Vec<u8>, Vec<u8>);
+pub use routing::session::Header;
 
 /// All headers of a map in one buffer: one host call, and no copy of each header.
 #[derive(Default)]

@@ -38,7 +38,7 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
             subset: subset.as_ref(),
             explain: routing_headers.explain(),
         };
-        let mut router = runtime.router.borrow_mut();
+        let mut router = runtime.router_mut();
         let outcome = router.plan(generation, &body, input);
         explained(&mut router, stream, input.explain);
         outcome
@@ -83,7 +83,7 @@ fn wait(
     match ticket.with_body(body) {
         Some(queued) => runtime.wait(queued, stream),
         None => {
-            runtime.router.borrow_mut().gives_up(waiter);
+            runtime.router_mut().gives_up(waiter);
             stream.refuse(runtime, &Refusal::Internal);
         }
     }
@@ -102,7 +102,7 @@ fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
 fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
     let renamed = {
         let routing_headers = &stream.routing_headers;
-        let mut router = runtime.router.borrow_mut();
+        let mut router = runtime.router_mut();
         router.rename(&body, &routing_headers.overrides)
     };
     let Some(renamed) = renamed else {
@@ -180,7 +180,7 @@ pub fn carry_out(
 /// be room for more. Changes the effective context.
 pub fn call_waiting(runtime: &Rc<PoolRuntime>) {
     loop {
-        let called = runtime.router.borrow().called();
+        let called = runtime.router().called();
         let tried: Vec<Outcome> = called
             .into_iter()
             .map(|waiter| try_again(runtime, waiter))
@@ -201,20 +201,20 @@ enum Outcome {
 }
 
 fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
-    let waits = runtime.waiting.borrow_mut().remove(&waiter);
+    let waits = runtime.waiting().remove(&waiter);
     let Some(mut waits) = waits.filter(|waits| waits.stream.enter()) else {
-        runtime.router.borrow_mut().gives_up(waiter);
+        runtime.router_mut().gives_up(waiter);
         return Outcome::Decided;
     };
     let outcome = {
         let explain = waits.stream.routing_headers.explain();
-        let mut router = waits.runtime.router.borrow_mut();
+        let mut router = waits.runtime.router_mut();
         let outcome = router.plan_queued(&mut waits.queued, waits.runtime.tell_time(), explain);
         explained(&mut router, &waits.stream, explain);
         outcome
     };
     let Some(outcome) = outcome else {
-        runtime.waiting.borrow_mut().insert(waiter, waits);
+        runtime.waiting().insert(waiter, waits);
         return Outcome::Waits;
     };
     let Waits {
@@ -235,9 +235,9 @@ fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
 
 /// Refuses requests that have waited too long.
 pub fn refuse_late(runtime: &Rc<PoolRuntime>) {
-    let late = runtime.router.borrow_mut().late(runtime.now());
+    let late = runtime.router_mut().late(runtime.now());
     for (waiter, refusal) in late {
-        let waiting = runtime.waiting.borrow_mut().remove(&waiter);
+        let waiting = runtime.waiting().remove(&waiter);
         if let Some(Waits {
             stream,
             since,

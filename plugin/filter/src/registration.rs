@@ -213,7 +213,7 @@ impl Registrar {
         if self.seen.replace(revision) == Some(revision) {
             return;
         }
-        let router = runtime.router.borrow();
+        let router = runtime.router();
         let workers = registry.workers(&router.pool().destinations);
         let known = router.fleet().workers().map(|worker| &**worker);
         let is_new = !known.eq(workers.iter());

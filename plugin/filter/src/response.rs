@@ -9,7 +9,7 @@ use proxy_wasm::types::Action;
 use routing::outcome::Came;
 use routing::route::Refusal;
 use routing::session::{
-    self, ContentLength, Failure, LegEnd, Passed, Piece, Stage, Step, SuccessHead,
+    self, AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, SuccessHead,
 };
 
 use crate::host::{self, Buffer, Headers, Map};
@@ -78,7 +78,7 @@ impl Reading {
 
     /// The proxy reached no worker: the error gets the shape of the filter's other errors.
     fn nobody_reached(&mut self, runtime: &PoolRuntime, stream: &Stream) {
-        let what = match runtime.router.borrow().pool().rules().reaches_workers {
+        let what = match runtime.router().pool().rules().reaches_workers {
             false => "frontend",
             true => "decode worker",
         };
@@ -199,7 +199,7 @@ fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<
     let outcome = {
         let session = &mut *stream.session();
         session::record_unanswered(
-            &mut runtime.router.borrow_mut(),
+            &mut runtime.router_mut(),
             &mut session.assignment,
             &mut session.tried,
             last,
@@ -242,16 +242,16 @@ fn read(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, piece: Piece<'_>) {
 }
 
 /// Carries out what follows from a part of the answer.
-fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: Step) -> Action {
+fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: AnswerStep) -> Action {
     match step {
-        Step::Hold => Action::Pause,
-        Step::Pass(Passed { is_first, body }) => {
+        AnswerStep::Hold => Action::Pause,
+        AnswerStep::Pass(Passed { is_first, body }) => {
             if is_first {
                 stream.answer_begins(runtime);
             }
             stream.write(runtime, body)
         }
-        Step::Fail(came) => {
+        AnswerStep::Fail(came) => {
             if came == Came::Empty {
                 log::warn!("[{}] its worker answered nothing", stream.ids());
             }
@@ -259,7 +259,7 @@ fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: Step) -> Action {
             recovery::begin(runtime, stream, Failure::of_answer(came), end);
             Action::Pause
         }
-        Step::Reset(reason) => {
+        AnswerStep::Reset(reason) => {
             stream.break_off(runtime, reason);
             Action::Pause
         }

@@ -50,7 +50,7 @@ impl Scraper {
         }
         self.publish(runtime);
         let fleet: Vec<Rc<Worker>> = {
-            let router = runtime.router.borrow();
+            let router = runtime.router();
             let reachable = router.fleet().workers().filter(|w| w.address.is_some());
             reachable.cloned().collect()
         };
@@ -89,7 +89,7 @@ impl Scraper {
         }
         let timeout = Duration::from_millis(self.rules.timeout_ms);
         let cluster = {
-            let router = runtime.router.borrow();
+            let router = runtime.router();
             let clusters = &router.pool().clusters;
             match worker.role {
                 Role::Prefill => clusters.prefill.clone(),
@@ -120,7 +120,7 @@ impl Scraper {
         if !std::mem::take(&mut self.has_news) {
             return;
         }
-        let router = runtime.router.borrow();
+        let router = runtime.router();
         self.reports.retain(|life, _| router.fleet().lives(life));
         shared::publish_reports(&runtime.pool.name, runtime.now(), self.reports.values());
     }

@@ -3,40 +3,42 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+/// Number of bytes held now, for any number of budgets.
+#[derive(Debug, Clone, Default)]
+pub struct HeldBytes(Rc<Cell<usize>>);
+
 /// A bound on bytes held at once. Several budgets with limits of their own may count the same bytes.
 #[derive(Debug)]
 pub struct Budget {
     limit: usize,
-    held: Rc<Cell<usize>>,
+    held: HeldBytes,
 }
 
 impl Budget {
     /// At most `limit` bytes, of which `held` are already taken.
-    pub fn of(limit: usize, held: &Rc<Cell<usize>>) -> Self {
+    pub fn of(limit: usize, held: &HeldBytes) -> Self {
         Self {
             limit,
-            held: Rc::clone(held),
+            held: held.clone(),
         }
     }
 
     /// Takes a share; none where that would exceed the limit.
     pub fn take(&self, bytes: usize) -> Option<Share> {
-        let total = self.held.get().checked_add(bytes)?;
+        let total = self.held.0.get().checked_add(bytes)?;
         if total > self.limit {
             return None;
         }
-        self.held.set(total);
+        self.held.0.set(total);
         Some(Share {
-            held: Rc::clone(&self.held),
+            held: self.held.clone(),
             bytes,
         })
     }
-}
 
-impl Budget {
     /// How many of `bytes` more bytes exceed the limit.
     pub fn lacks(&self, bytes: usize) -> usize {
-        let total = self.held.get().saturating_add(bytes);
+        let total = self.held.0.get().saturating_add(bytes);
         total.saturating_sub(self.limit)
     }
 }
@@ -44,7 +46,7 @@ impl Budget {
 /// A share of a budget, given back when dropped.
 #[derive(Debug)]
 pub struct Share {
-    held: Rc<Cell<usize>>,
+    held: HeldBytes,
     bytes: usize,
 }
 
@@ -57,7 +59,8 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.held.set(self.held.get().saturating_sub(self.bytes));
+        let held = &self.held.0;
+        held.set(held.get().saturating_sub(self.bytes));
     }
 }
 
@@ -67,7 +70,7 @@ mod tests {
 
     #[test]
     fn no_more_is_held_than_may_be_and_a_share_is_given_back() {
-        let held = Rc::default();
+        let held = HeldBytes::default();
         let (budget, narrower) = (Budget::of(10, &held), Budget::of(5, &held));
         let share = budget.take(6).unwrap();
         assert!(budget.take(5).is_none() && narrower.take(1).is_none());
@@ -78,6 +81,6 @@ mod tests {
         drop(share);
         assert!(narrower.take(1).is_some() && narrower.take(2).is_none());
         drop(rest);
-        assert_eq!(held.get(), 0);
+        assert_eq!(held.0.get(), 0);
     }
 }

@@ -34,7 +34,7 @@ pub fn answer(pools: &Pools, of_route: Option<&Rc<PoolRuntime>>, head: Head<'_>)
             return send_page();
         }
         _ if is_own(path) => Some(NOT_FOUND.clone()),
-        _ if is_read => of_route.and_then(|runtime| about_models(&runtime.router.borrow(), path)),
+        _ if is_read => of_route.and_then(|runtime| about_models(&runtime.router(), path)),
         _ => None,
     };
     let Some(answer) = answer else {
@@ -144,7 +144,7 @@ fn ready(pools: &Pools) -> JsonAnswer {
     let mut all = pools.all().iter();
     let ready = all.any(|runtime| {
         runtime.know_somebody();
-        runtime.router.borrow().can_serve_any()
+        runtime.router().can_serve_any()
     });
     JsonAnswer::of(if ready { 200 } else { 503 }, &Ready { ready })
 }

@@ -149,7 +149,7 @@ pub fn status(pools: &Pools) -> JsonAnswer {
 }
 
 fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>> {
-    let router = &*runtime.router.borrow();
+    let router = &*runtime.router();
     let pool = router.pool();
     let absent = router.absent_policy();
     let mut states: Vec<(&ModelKey, &ModelState)> = router.model_states().collect();
@@ -202,6 +202,6 @@ fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>, vm: &Vm) -> Worker
         bookings_elsewhere: router.worker_load_elsewhere(worker).into(),
         engine: router
             .report_of(worker.id)
-            .map(|report| EngineStatus::of(report, vm.on_the_wall(report.at))),
+            .map(|report| EngineStatus::of(report, vm.clock.on_the_wall(report.at))),
     }
 }

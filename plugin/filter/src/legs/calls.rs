@@ -92,7 +92,7 @@ pub fn call_decode(
         .edits
         .as_ref()
         .map(|edits| edits.apply(request.body));
-    let cluster = runtime.router.borrow().pool().clusters.decode.clone();
+    let cluster = runtime.router().pool().clusters.decode.clone();
     // The root makes the call: the client's context may be gone when the answer comes.
     host::enter_context(runtime.root_id).map_err(|_| PrefillAnswer::NotSent)?;
     let body = edited.as_deref().unwrap_or(request.body);

@@ -38,7 +38,7 @@ pub fn abort(runtime: &PoolRuntime, client: &Stream) -> Option<u32> {
 
 /// Makes a worker drop a request, by a call from the present effective context.
 fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
-    let cluster = runtime.router.borrow().pool().clusters.prefill.clone();
+    let cluster = runtime.router().pool().clusters.prefill.clone();
     let destination = leg.destination.to_string();
     let own = [
         (":method", "POST".to_owned()),
@@ -63,7 +63,7 @@ pub fn start(runtime: &PoolRuntime, client: &Stream, leg: &CleanUpLeg, prefill: 
         leaked(runtime, client, leg.blocks, prefill);
         return;
     };
-    let timeout_ms = runtime.router.borrow().pool().cleanup.timeout_ms;
+    let timeout_ms = runtime.router().pool().cleanup.timeout_ms;
     let timeout = Duration::from_millis(u64::from(timeout_ms));
     // Decode may run under the request's own id at the same time, at the same worker.
     let id = format!("{}-left", client.request_id());
@@ -92,7 +92,7 @@ pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
     let (is_unbegun, leg, prefill) = {
         let assignment = &mut client.session().assignment;
         let is_unbegun = assignment.staged_blocks().is_some();
-        let leg = runtime.router.borrow_mut().give_up_handoff(assignment);
+        let leg = runtime.router_mut().give_up_handoff(assignment);
         (is_unbegun, leg, assignment.prefill.clone())
     };
     let (Some(leg), Some(prefill)) = (leg, prefill) else {

@@ -21,7 +21,7 @@ pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
     tell_of_end(runtime, stream, stage);
     let assignment = &mut stream.session().assignment;
     assignment.release();
-    runtime.router.borrow_mut().request_ended(assignment);
+    runtime.router_mut().request_ended(assignment);
     let bodies = &mut stream.bodies();
     (bodies.received, bodies.replay) = (None, None);
     runtime.watch_no_more(stream);

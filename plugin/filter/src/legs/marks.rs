@@ -73,7 +73,7 @@ fn note_server(runtime: &PoolRuntime, stream: &Stream) {
     let refused = {
         let session = &mut *stream.session();
         session::record_server(
-            &mut runtime.router.borrow_mut(),
+            &mut runtime.router_mut(),
             &mut session.assignment,
             &mut session.tried,
             address,

@@ -40,7 +40,7 @@ pub fn start(runtime: &PoolRuntime, job: Job) {
 
 /// Starts decode right after the call to prefill, if both legs run at once.
 fn decode_beside(runtime: &PoolRuntime, job: &Job) {
-    let dispatch = job.phase.decode_beside(&mut runtime.router.borrow_mut());
+    let dispatch = job.phase.decode_beside(&mut runtime.router_mut());
     if let Some(dispatch) = dispatch
         && job.client.enter()
     {
@@ -72,7 +72,7 @@ fn decode(runtime: &PoolRuntime, client: &Rc<Stream>, dispatch: &Dispatch) {
 fn make_call(runtime: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
     let destination = job.phase.destination();
     let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
-    let cluster = runtime.router.borrow().pool().clusters.prefill.clone();
+    let cluster = runtime.router().pool().clusters.prefill.clone();
     let body = prefill_body(runtime, job);
     // The root makes the call: the client's context may be gone when the answer comes.
     host::enter_context(runtime.root_id).map_err(|_| PrefillAnswer::NotSent)?;
@@ -106,7 +106,7 @@ fn prefill_body(runtime: &PoolRuntime, job: &Job) -> Result<Vec<u8>, host::HostE
 
 /// Calls a second worker for each late prefill, if the pool is configured to hedge. Called in each round.
 pub fn hedge_late(runtime: &PoolRuntime) {
-    let Some(after_ms) = runtime.router.borrow().pool().prefill.hedge_after_ms else {
+    let Some(after_ms) = runtime.router().pool().prefill.hedge_after_ms else {
         return;
     };
     let after = Duration::from_millis(u64::from(after_ms));
@@ -140,7 +140,7 @@ fn hedges(runtime: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
         .prefills()
         .filter(|job| job.client.session().awaits_one_prefill(job.attempt) && is_due(job));
     due.filter_map(|job| {
-        let phase = job.phase.hedge(&mut runtime.router.borrow_mut())?;
+        let phase = job.phase.hedge(&mut runtime.router_mut())?;
         Some(Job::new(runtime, phase, &job.client))
     })
     .collect()
@@ -156,10 +156,7 @@ pub fn answered(runtime: &PoolRuntime, mut job: Job, answer: PrefillAnswer<'_>) 
     if left == 0 {
         return proceed(runtime, job, Client::Waits, answer);
     }
-    match job
-        .phase
-        .absorb_failure(answer, &mut runtime.router.borrow_mut())
-    {
+    match job.phase.absorb_failure(answer, &mut runtime.router_mut()) {
         Ok(()) => return,
         Err(phase) => job.phase = *phase,
     }
@@ -176,7 +173,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
     let order = phase.order();
     let is_waited_for = waits == Client::Waits;
     let cached = runtime.note_cached(answer);
-    let after = phase.answered(answer, waits, &mut runtime.router.borrow_mut());
+    let after = phase.answered(answer, waits, &mut runtime.router_mut());
     if is_waited_for && order == LegOrder::Sequential && !matches!(after, AfterPrefill::Again(_)) {
         // Other calls of the same attempt are late now.
         let mut session = client.session();
@@ -197,7 +194,7 @@ fn proceed(runtime: &PoolRuntime, job: Job, waits: Client, answer: PrefillAnswer
                 runtime.telemetry.handed_off(Fate::Leaked, blocks);
                 return;
             }
-            runtime.router.borrow_mut().assign_decode(
+            runtime.router_mut().assign_decode(
                 &mut client.session().assignment,
                 &worker,
                 key,
@@ -337,7 +334,7 @@ fn end_here(runtime: &PoolRuntime, client: &Stream, terminal: Terminal) {
 
 /// Adds the number of tokens that the prefill worker had cached to the answer's edits, if clients get it.
 fn report_cached(runtime: &PoolRuntime, client: &Stream, cached: u64) {
-    if runtime.router.borrow().pool().report_cached_tokens {
+    if runtime.router().pool().report_cached_tokens {
         let edit = EventEdit::CachedTokens(cached);
         client.session().response.edit(edit);
     }

@@ -77,7 +77,7 @@ fn plan(runtime: &PoolRuntime, client: &Stream, end: LegEnd) -> Option<Plan> {
     let bodies = client.bodies();
     let body = &bodies.replay.as_ref()?.body;
     let session = &mut *client.session();
-    let mut router = runtime.router.borrow_mut();
+    let mut router = runtime.router_mut();
     let failed = Failed {
         leg: end.leg,
         meaning: end.meaning,
@@ -273,7 +273,7 @@ pub fn see_to_left(runtime: &PoolRuntime) {
         return;
     }
     prefill::replace_left(runtime, &left);
-    if !runtime.router.borrow().can_serve_any() {
+    if !runtime.router().can_serve_any() {
         // No worker could take over, and an answer may still come.
         return;
     }

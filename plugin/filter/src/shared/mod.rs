@@ -5,7 +5,6 @@ mod lease;
 
 pub use lease::Lease;
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use routing::fleet::Fleet;
@@ -62,9 +61,9 @@ pub fn publish_fleet(pool: &str, source: &str, fleet: &Fleet) {
 }
 
 /// The published fleet; `None` if `seen` is its version already, or if its source is another one, that of an older configuration.
-pub fn read_fleet(pool: &str, source: &str, seen: &Cell<u32>) -> Option<Fleet> {
+pub fn read_fleet(pool: &str, source: &str, seen: &mut u32) -> Option<Fleet> {
     let (of, version) = host::shared(&version_key(pool))?;
-    if of != source.as_bytes() || seen.replace(version) == version {
+    if of != source.as_bytes() || std::mem::replace(seen, version) == version {
         return None;
     }
     let (bytes, _) = host::shared(&fleet_key(pool))?;
@@ -121,8 +120,8 @@ pub fn publish_reports<'r>(pool: &str, now: Duration, reports: impl Iterator<Ite
 }
 
 /// The reports of a pool's engines, and when they were written by the writer's clock; `None` if `seen` is their version already.
-pub fn read_reports(pool: &str, seen: &Cell<u32>) -> Option<(Duration, Vec<Report>)> {
+pub fn read_reports(pool: &str, seen: &mut u32) -> Option<(Duration, Vec<Report>)> {
     let (bytes, version) = host::shared(&reports_key(pool))?;
-    let is_new = seen.replace(version) != version;
+    let is_new = std::mem::replace(seen, version) != version;
     is_new.then(|| sharing::decode_reports(&bytes))?
 }

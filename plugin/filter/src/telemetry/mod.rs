@@ -28,6 +28,24 @@ pub enum CalledLeg {
     Decode,
 }
 
+/// What this VM counts.
+#[derive(Clone, Copy, Default)]
+struct OwnCounts {
+    /// Open streams.
+    streams: u64,
+    /// Bytes of request bodies copied out of the proxy and not yet counted in the metrics.
+    copied: u64,
+}
+
+/// Values that this VM set the gauges to last.
+#[derive(Default)]
+struct Exported {
+    totals: Option<(Totals, usize)>,
+    fleets: Option<FleetCounts>,
+    /// Segments that were read too late, as counted.
+    lapped: u64,
+}
+
 /// All metrics that do not belong to one pool.
 pub struct Telemetry {
     prefill_calls: Metric,
@@ -51,12 +69,8 @@ pub struct Telemetry {
     places: [Metric; State::ALL.len()],
     vms: Metric,
     lapped: Metric,
-    exported_lapped: Cell<u64>,
-    /// Open streams of this VM.
-    open: Cell<u64>,
-    /// Values that this VM set the gauges to last.
-    exported: Cell<Option<(Totals, usize)>>,
-    exported_counts: RefCell<Option<FleetCounts>>,
+    own: Cell<OwnCounts>,
+    exported: RefCell<Exported>,
 }
 
 impl Telemetry {
@@ -96,10 +110,8 @@ impl Telemetry {
             places: State::ALL.map(of_state),
             vms: gauge("vms"),
             lapped: counter("decisions_lapped_total"),
-            exported_lapped: Cell::default(),
-            open: Cell::default(),
-            exported: Cell::default(),
-            exported_counts: RefCell::default(),
+            own: Cell::default(),
+            exported: RefCell::default(),
         };
         defined.define_words();
         defined
@@ -127,17 +139,23 @@ impl Telemetry {
 
     /// Counts an open stream: a request that is not for the filter itself.
     pub fn stream_opened(&self) {
-        self.open.set(self.open.get().saturating_add(1));
+        self.count(|own| own.streams = own.streams.saturating_add(1));
     }
 
     /// Counts the end of a stream.
     pub fn stream_closed(&self) {
-        self.open.set(self.open.get().saturating_sub(1));
+        self.count(|own| own.streams = own.streams.saturating_sub(1));
     }
 
     /// Open streams of this VM.
     pub fn streams(&self) -> u64 {
-        self.open.get()
+        self.own.get().streams
+    }
+
+    fn count(&self, change: impl FnOnce(&mut OwnCounts)) {
+        let mut own = self.own.get();
+        change(&mut own);
+        self.own.set(own);
     }
 
     /// Counts a call to a prefill worker.
@@ -219,9 +237,15 @@ impl Telemetry {
         self.clean_ups.add(1);
     }
 
-    /// Counts bytes of request bodies copied out of the proxy.
-    pub fn bodies_copied(&self, bytes: u64) {
-        self.body_bytes_copied.add(bytes);
+    /// Notes a request body of `bytes` copied out of the proxy.
+    pub fn body_copied(&self, bytes: usize) {
+        self.count(|own| own.copied = own.copied.saturating_add(bytes as u64));
+    }
+
+    /// Counts the bytes of the request bodies copied since the last call.
+    pub fn export_copied(&self) {
+        self.body_bytes_copied.add(self.own.get().copied);
+        self.count(|own| own.copied = 0);
     }
 
     /// Label values are constants of the program, so the number of metrics is bounded.
@@ -237,7 +261,8 @@ impl Telemetry {
 
     /// Counts segments of other VMs' decisions that this VM read too late; `all` is the total so far.
     pub fn lapped(&self, all: u64) {
-        let new = all.saturating_sub(self.exported_lapped.replace(all));
+        let before = std::mem::replace(&mut self.exported.borrow_mut().lapped, all);
+        let new = all.saturating_sub(before);
         if new > 0 {
             self.lapped.add(new);
         }
@@ -245,14 +270,15 @@ impl Telemetry {
 
     /// Forgets the values of the gauges: the next calls set all of them.
     pub fn forget_exported(&self) {
-        self.exported.set(None);
-        self.exported_counts.replace(None);
+        let exported = &mut self.exported.borrow_mut();
+        (exported.totals, exported.fleets) = (None, None);
     }
 
     /// Sets the gauges of work under way in all VMs, and of the number of VMs. Gauges are set, and by the leading VM alone:
     /// additions of a VM that crashed would stay.
     pub fn totals(&self, now: &Totals, vms: usize) {
-        if self.exported.replace(Some((*now, vms))) == Some((*now, vms)) {
+        let before = self.exported.borrow_mut().totals.replace((*now, vms));
+        if before == Some((*now, vms)) {
             return;
         }
         self.streams.record(now.streams);
@@ -265,7 +291,8 @@ impl Telemetry {
 
     /// Sets the gauges of workers, model states and leader, of all pools together. Called by the leading VM.
     pub fn export_counts(&self, now: FleetCounts) {
-        if self.exported_counts.borrow().as_ref() == Some(&now) {
+        let before = self.exported.borrow_mut().fleets.replace(now.clone());
+        if before.as_ref() == Some(&now) {
             return;
         }
         let workers = self.fleet_workers.as_flattened().iter();
@@ -278,7 +305,6 @@ impl Telemetry {
         let [main, worker] = self.leader;
         main.record(u64::from(now.leader == Leader::Main));
         worker.record(u64::from(now.leader == Leader::Worker));
-        self.exported_counts.replace(Some(now));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Owns the metrics of one pool: requests and answers by model, prefix blocks possible and chosen, picks, and each worker's
 //! bookings.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -53,9 +53,16 @@ pub struct PoolTelemetry {
     disaggregating: Metric,
     models: RefCell<HashMap<String, OfModel>>,
     picks: RefCell<HashMap<(String, Role), Metric>>,
-    workers: RefCell<HashMap<(String, Role), OfWorker>>,
-    exported: Cell<Option<(u64, bool)>>,
-    round: Cell<u64>,
+    gauges: RefCell<FleetGauges>,
+}
+
+/// The gauges of the pool's fleet, and what they were set to last.
+#[derive(Default)]
+struct FleetGauges {
+    /// Version of the fleet, and whether it disaggregates.
+    exported: Option<(u64, bool)>,
+    workers: HashMap<(String, Role), OfWorker>,
+    round: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -101,9 +108,7 @@ impl PoolTelemetry {
             disaggregating: gauge("disaggregating"),
             models: RefCell::default(),
             picks: RefCell::default(),
-            workers: RefCell::default(),
-            exported: Cell::default(),
-            round: Cell::default(),
+            gauges: RefCell::default(),
         };
         defined.of_model(NO_MODEL);
         defined
@@ -170,7 +175,8 @@ impl PoolTelemetry {
             .model_states()
             .any(|(_, state)| state.decision(Mode::Normal, absent) == ServingDecision::Pair);
         let now = (router.fleet().version(), disaggregates);
-        if self.exported.replace(Some(now)) != Some(now) {
+        let before = self.gauges.borrow_mut().exported.replace(now);
+        if before != Some(now) {
             self.fleet_version.record(now.0);
             self.disaggregating.record(u64::from(disaggregates));
             for worker in router.fleet().workers().take(MOST_WORKERS) {
@@ -182,16 +188,16 @@ impl PoolTelemetry {
 
     /// Forgets the values of the gauges: the next export sets all of them.
     pub fn forget_exported(&self) {
-        self.exported.set(None);
-        for known in self.workers.borrow_mut().values_mut() {
+        let gauges = &mut *self.gauges.borrow_mut();
+        gauges.exported = None;
+        for known in gauges.workers.values_mut() {
             known.exported = None;
         }
     }
 
     fn tell_of_workers(&self, router: &Router) {
-        let round = self.round.get().wrapping_add(1);
-        self.round.set(round);
-        let mut workers = self.workers.borrow_mut();
+        let FleetGauges { workers, round, .. } = &mut *self.gauges.borrow_mut();
+        *round = round.wrapping_add(1);
         for worker in router.fleet().workers() {
             let key = (worker.name.clone(), worker.role);
             if workers.len() >= MOST_WORKERS && !workers.contains_key(&key) {
@@ -200,12 +206,12 @@ impl PoolTelemetry {
             let known = workers
                 .entry(key)
                 .or_insert_with(|| OfWorker::new(&self.pool, worker));
-            known.seen = round;
+            known.seen = *round;
             let load = router.worker_load_in_all(worker);
             known.tell((load.prefill_tokens, load.decode_blocks));
         }
         // The proxy forgets no metric: gauges of a worker that left are set to 0.
-        for gone in workers.values_mut().filter(|known| known.seen != round) {
+        for gone in workers.values_mut().filter(|known| known.seen != *round) {
             gone.tell((0, 0));
         }
     }

@@ -1,6 +1,6 @@
 //! Owns the pool runtime: what the root and the streams of one configuration share of one pool.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{OnceCell, Ref, RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::Calls;
 use super::RegistryView;
 use super::Stream;
 use super::Vm;
+use super::{PoolState, Seen};
 use crate::shared;
 use crate::telemetry::{PoolTelemetry, Telemetry};
 
@@ -36,6 +37,15 @@ pub struct Waits {
     pub runtime: Rc<PoolRuntime>,
 }
 
+/// What a pool runtime looks after in rounds.
+#[derive(Default)]
+struct Watched {
+    /// Streams with deadlines, with workers that may leave, or with pending resets.
+    streams: HashMap<u32, Rc<Stream>>,
+    /// Workers of the fleet at the last check for departures.
+    present: Vec<Incarnation>,
+}
+
 /// One pool under one configuration of this VM.
 pub struct PoolRuntime {
     /// The pool's configuration.
@@ -46,10 +56,8 @@ pub struct PoolRuntime {
     pub config: Rc<Config>,
     /// State shared with other pools and other configurations.
     pub vm: Rc<Vm>,
-    /// The pool's router.
-    pub router: Rc<RefCell<Router>>,
-    /// Requests that wait for a worker.
-    pub waiting: Rc<RefCell<WaitingRequests>>,
+    /// What is kept of the pool from one configuration to the next.
+    pub(super) state: PoolState,
     /// Headers that may name a session, if a policy uses them.
     pub session_headers: Vec<String>,
     /// Tasks and calls of the root, waiting and under way.
@@ -64,20 +72,9 @@ pub struct PoolRuntime {
     cleanup_budget: Budget,
     /// Budget for replay buffers, of requests that may have to be routed again, in bytes.
     replay_budget: Budget,
-    /// Streams watched for deadlines, departed workers and pending resets.
-    open: RefCell<HashMap<u32, Rc<Stream>>>,
-    /// Last reading of the VM's clock.
-    now: Cell<Duration>,
-    /// A number that no other VM has; `None` before the first request.
-    number: Cell<Option<u64>>,
-    /// The root whose configuration the router follows.
-    followed: Rc<Cell<u32>>,
-    /// Version of the published fleet that was last read.
-    fleet_seen: Rc<Cell<u32>>,
-    /// Workers of the fleet at the last check for departures.
-    present: RefCell<Vec<Incarnation>>,
-    /// Version of the engines' reports that was last read.
-    reports_seen: Cell<u32>,
+    watched: RefCell<Watched>,
+    /// A number that no other VM has; not set before the first request.
+    number: OnceCell<u64>,
     /// The pool's registry, as this VM has seen it.
     pub registry_view: RefCell<RegistryView>,
 }
@@ -90,47 +87,56 @@ impl PoolRuntime {
             pool: pool.clone(),
             session_headers: session_headers(pool),
             root_id,
-            router: state.router,
-            waiting: state.waiting,
             calls: RefCell::default(),
             telemetry: Rc::clone(&vm.telemetry),
-            metrics: state.metrics,
+            metrics: Rc::clone(&state.metrics),
             bodies: Budget::of(config.limits.bodies_in_flight_bytes, &vm.bodies),
             cleanup_budget: Budget::of(pool.cleanup.held_bytes, &state.cleanup_budget),
             replay_budget: Budget::of(pool.decode.recovery_bytes, &state.replay_budget),
-            open: RefCell::default(),
-            now: Cell::default(),
-            number: Cell::new(None),
-            followed: state.followed,
-            fleet_seen: state.fleet_seen,
-            present: RefCell::default(),
-            reports_seen: Cell::new(0),
+            watched: RefCell::default(),
+            number: OnceCell::new(),
+            state,
             registry_view: RefCell::default(),
             config: Rc::clone(config),
             vm: Rc::clone(vm),
         }
     }
 
+    /// The pool's router. Not to be kept across a call that uses it too.
+    pub fn router(&self) -> Ref<'_, Router> {
+        self.state.router.borrow()
+    }
+
+    /// The pool's router, to be changed.
+    pub fn router_mut(&self) -> RefMut<'_, Router> {
+        self.state.router.borrow_mut()
+    }
+
+    /// Requests that wait for a worker.
+    pub fn waiting(&self) -> RefMut<'_, WaitingRequests> {
+        self.state.waiting.borrow_mut()
+    }
+
     /// Notes that a request has come. The first one takes a unique number, which leaves a trace outside this VM.
     pub fn request_came(&self) {
-        if self.number.get().is_none() {
+        self.number.get_or_init(|| {
             let number = shared::unique_number();
-            self.number.set(Some(number));
-            self.router.borrow_mut().own_rooms(number);
-        }
+            self.router_mut().own_rooms(number);
+            number
+        });
         self.know_somebody();
     }
 
     /// A new id for a request. Two VMs may draw the same random numbers, so the unique number is part of the id.
     pub fn new_id(&self) -> String {
-        let mut router = self.router.borrow_mut();
-        let first = router.random() ^ self.number.get().unwrap_or_default();
+        let mut router = self.router_mut();
+        let first = router.random() ^ self.number.get().copied().unwrap_or_default();
         format!("{first:016x}{:016x}", router.random())
     }
 
     /// Adopts the published fleet if there is no fleet yet: another thread may have reported readiness already.
     pub fn know_somebody(&self) {
-        let is_empty = self.router.borrow().fleet().workers().next().is_none();
+        let is_empty = self.router().fleet().workers().next().is_none();
         if is_empty {
             self.adopt_published();
         }
@@ -143,13 +149,12 @@ impl PoolRuntime {
 
     /// Makes the router follow this configuration, if this pool runtime acts for the pool and another one did before.
     pub fn follow(&self) {
-        if self.followed.get() == self.root_id || !self.acts() {
+        if self.state.seen.borrow().followed == self.root_id || !self.acts() {
             return;
         }
-        self.followed.set(self.root_id);
-        self.router.borrow_mut().reconfigure(self.pool.clone());
         // The published fleet may be one that the other configuration could not use.
-        self.fleet_seen.set(0);
+        self.state.seen.replace(Seen::following(self.root_id));
+        self.router_mut().reconfigure(self.pool.clone());
     }
 
     /// Adopts the published fleet if there is a newer one. Workers listed in the configuration are not published: a published
@@ -160,11 +165,12 @@ impl PoolRuntime {
         }
         let source = self.pool.discovery.name();
         let begun = self.vm.now();
-        let Some(fleet) = shared::read_fleet(&self.pool.name, source, &self.fleet_seen) else {
+        let seen = &mut self.state.seen.borrow_mut().fleet;
+        let Some(fleet) = shared::read_fleet(&self.pool.name, source, seen) else {
             return;
         };
         let version = fleet.version();
-        self.router.borrow_mut().adopt(fleet);
+        self.router_mut().adopt(fleet);
         let took = self.vm.now().saturating_sub(begun).as_micros();
         log::debug!(
             "pool {}: fleet {version} adopted in {took} us",
@@ -174,24 +180,25 @@ impl PoolRuntime {
 
     /// Workers that have left the fleet, or are of another incarnation, since the last call.
     pub fn departed_workers(&self) -> Vec<WorkerId> {
-        let router = self.router.borrow();
+        let router = self.router();
         let fleet = router.fleet();
-        let mut present = self.present.borrow_mut();
+        let present = &mut self.watched.borrow_mut().present;
         let now = || fleet.workers().map(|worker| worker.incarnation());
         if now().eq(present.iter().copied()) {
             return Vec::new();
         }
-        let before = std::mem::replace(&mut *present, now().collect());
+        let before = std::mem::replace(present, now().collect());
         let left = before.into_iter().filter(|life| !fleet.lives(life));
         left.map(|life| life.id).collect()
     }
 
     /// Applies the engine reports that the leading VM has published, if there are new ones.
     pub fn apply_reports(&self) {
-        let Some((at, reports)) = shared::read_reports(&self.pool.name, &self.reports_seen) else {
+        let seen = &mut self.state.seen.borrow_mut().reports;
+        let Some((at, reports)) = shared::read_reports(&self.pool.name, seen) else {
             return;
         };
-        let mut router = self.router.borrow_mut();
+        let mut router = self.router_mut();
         router.apply_reports_at(at, &reports);
         for warning in router.take_warnings() {
             if self.vm.leads() {
@@ -202,14 +209,14 @@ impl PoolRuntime {
 
     /// Handles a prefill worker's answer to a question; false if the answer is of no use.
     pub fn on_reply(&self, life: &Incarnation, answer: &[u8]) -> bool {
-        self.router.borrow_mut().on_reply(life, answer)
+        self.router_mut().on_reply(life, answer)
     }
 
     /// Counts and lists a refusal.
     pub fn note_refusal(&self, ids: &str, refusal: &Refusal) {
         self.telemetry.refused(refusal.code());
         let refusals = &self.vm.refusals;
-        let at = self.vm.on_the_wall(self.now());
+        let at = self.vm.clock.on_the_wall(self.now());
         refusals.add(at, &self.pool.name, ids, refusal);
     }
 
@@ -231,7 +238,7 @@ impl PoolRuntime {
 
     /// Reports changes of state. All VMs see the same ones; the leading VM logs and counts them.
     pub fn tell_of_changes(&self) {
-        let changes = self.router.borrow_mut().take_transitions();
+        let changes = self.router_mut().take_transitions();
         for change in changes.iter().filter(|_| self.vm.leads()) {
             log::info!(
                 "pool {}: model {} in namespace \"{}\": {} -> {}",
@@ -255,7 +262,7 @@ impl PoolRuntime {
             since: self.now(),
             runtime: Rc::clone(self),
         };
-        self.waiting.borrow_mut().insert(waiter, waits);
+        self.waiting().insert(waiter, waits);
     }
 
     /// Records how long a request has waited, whatever its outcome.
@@ -266,44 +273,44 @@ impl PoolRuntime {
 
     /// Removes a waiting request whose client has left.
     pub fn waits_no_more(&self, waiter: Waiter) {
-        let waits = self.waiting.borrow_mut().remove(&waiter);
+        let waits = self.waiting().remove(&waiter);
         if let Some(waits) = waits {
             self.has_waited(waits.since);
         }
-        self.router.borrow_mut().gives_up(waiter);
+        self.router_mut().gives_up(waiter);
     }
 
     /// Advances the router's clock to `now`.
     pub fn advance(&self) {
         let now = self.tell_time();
-        self.router.borrow_mut().advance(now);
+        self.router_mut().advance(now);
     }
 
     /// Reads the clock, and keeps the reading.
     pub fn tell_time(&self) -> Duration {
-        self.now.set(self.vm.now());
-        self.now.get()
+        self.vm.clock.keep()
     }
 
     /// The time of this callback or, without a reading in it, of the last round: a tenth of a second ago at most.
     pub fn now(&self) -> Duration {
-        self.now.get()
+        self.vm.clock.last()
     }
 
     /// Watches a stream for deadlines, departed workers and pending resets.
     pub fn watch_over(&self, stream: &Rc<Stream>) {
         let stream = Rc::clone(stream);
-        self.open.borrow_mut().insert(stream.id(), stream);
+        let streams = &mut self.watched.borrow_mut().streams;
+        streams.insert(stream.id(), stream);
     }
 
     /// Stops watching a stream that has ended.
     pub fn watch_no_more(&self, stream: &Stream) {
-        self.open.borrow_mut().remove(&stream.id());
+        self.watched.borrow_mut().streams.remove(&stream.id());
     }
 
     /// Streams whose clients wait for one of these workers.
     pub fn waiting_for(&self, workers: &[WorkerId]) -> Vec<Rc<Stream>> {
-        let open = self.open.borrow();
+        let open = &self.watched.borrow().streams;
         let found = open
             .values()
             .filter(|stream| stream.session().awaits(workers));
@@ -312,8 +319,8 @@ impl PoolRuntime {
 
     /// What is due for the open streams in this round.
     pub fn due(&self) -> Vec<(Rc<Stream>, Due)> {
-        let now = self.now.get();
-        let open = self.open.borrow();
+        let now = self.now();
+        let open = &self.watched.borrow().streams;
         let due = open
             .values()
             .filter_map(|stream| Some((Rc::clone(stream), stream.session().round(now)?)));
@@ -322,14 +329,14 @@ impl PoolRuntime {
 
     /// Whether another stream of the same worker has moved since `client` did.
     pub fn has_moved_since(&self, client: &Stream) -> bool {
-        let open = self.open.borrow();
+        let open = &self.watched.borrow().streams;
         let mut others = open.values().filter(|other| other.id() != client.id());
         others.any(|other| other.session().has_moved_since(&client.session()))
     }
 
     /// Logs and counts ejected workers.
     pub fn tell_of_health(&self) {
-        let mut router = self.router.borrow_mut();
+        let mut router = self.router_mut();
         for ejection in router.take_ejections() {
             log::warn!(
                 "{} worker {} keeps failing: it is passed over for {} ms",
@@ -343,7 +350,7 @@ impl PoolRuntime {
 
     /// Counts hand-offs that will not be fetched, and logs odd ones.
     pub fn tell_of_handoffs(&self) {
-        let mut router = self.router.borrow_mut();
+        let mut router = self.router_mut();
         let lost = router.take_lost();
         let telemetry = &self.telemetry;
         telemetry.all_handed_off(Fate::Leaked, lost.handoffs, lost.blocks);

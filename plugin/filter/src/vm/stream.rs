@@ -108,8 +108,7 @@ impl Stream {
 
     /// Records how the leg that the client waits for has ended, and what that means.
     pub fn leg_ended(&self, runtime: &PoolRuntime, came: Came) -> LegEnd {
-        self.session()
-            .leg_ended(&mut runtime.router.borrow_mut(), came)
+        self.session().leg_ended(&mut runtime.router_mut(), came)
     }
 
     /// The number of destinations that were tried.
@@ -220,8 +219,7 @@ impl Stream {
     /// Notes that the client has begun to read: no other worker can take over any more.
     pub fn answer_begins(&self, runtime: &PoolRuntime) {
         self.bodies().answer_begins();
-        self.session()
-            .answer_begins(&mut runtime.router.borrow_mut());
+        self.session().answer_begins(&mut runtime.router_mut());
     }
 
     /// Ends a concurrent prefill that was good, and handed over `blocks` blocks: what was held back of the answer goes on.

@@ -77,7 +77,7 @@ impl ThreadSyncDriver {
         let mut decisions = Vec::new();
         for runtime in runtimes {
             // Taken even if decisions are not shared: otherwise they would pile up.
-            let taken = runtime.router.borrow_mut().take_decisions();
+            let taken = runtime.router_mut().take_decisions();
             if rules.decisions {
                 let key = pool_number(&runtime.pool.name);
                 decisions.extend(taken.into_iter().map(|decision| (key, decision)));
@@ -104,7 +104,7 @@ impl ThreadSyncDriver {
             let key = pool_number(&runtime.pool.name);
             let others = update.shares.iter().find(|pool| pool.pool == key);
             let shares = others.map_or(&[][..], |pool| pool.shares.as_slice());
-            runtime.router.borrow_mut().apply_shares(shares);
+            runtime.router_mut().apply_shares(shares);
             // The leading VM serves no requests, as a rule: prefix decisions are of no use there.
             if runtime.vm.serves() || !runtime.vm.leads() {
                 learn(runtime, key, &update);
@@ -121,7 +121,7 @@ impl ThreadSyncDriver {
 }
 
 fn learn(runtime: &PoolRuntime, key: u64, update: &ThreadUpdate) {
-    let mut router = runtime.router.borrow_mut();
+    let mut router = runtime.router_mut();
     for (_, decision) in update.decisions.iter().filter(|(pool, _)| *pool == key) {
         router.apply_decision(decision);
     }
@@ -130,7 +130,7 @@ fn learn(runtime: &PoolRuntime, key: u64, update: &ThreadUpdate) {
 fn shares(runtime: &PoolRuntime) -> PoolShares {
     PoolShares {
         pool: pool_number(&runtime.pool.name),
-        shares: runtime.router.borrow().shares(),
+        shares: runtime.router().shares(),
     }
 }
 
@@ -144,7 +144,7 @@ fn totals(runtimes: &[Rc<PoolRuntime>]) -> Totals {
         ..Totals::default()
     };
     runtimes.iter().fold(none, |sum, runtime| {
-        let router = runtime.router.borrow();
+        let router = runtime.router();
         let load = router.total_load();
         Totals {
             prefills: sum.prefills.saturating_add(load.prefills),

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::deadlines::Deadlines;
-use super::step::{ContentLength, Due, NewBody, Passed, Piece, Step, Takeover};
+use super::step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, Takeover};
 use crate::answer::{EventEdit, Form, Reader, Rewriter, Verdict};
 use crate::outcome::Came;
 use crate::refusal::Refusal;
@@ -185,7 +185,7 @@ impl Response {
     }
 
     /// The headers of a success.
-    pub fn success(&mut self, head: SuccessHead<'_>) -> (Step, ContentLength) {
+    pub fn success(&mut self, head: SuccessHead<'_>) -> (AnswerStep, ContentLength) {
         if !head.is_charged && self.edits.is_none() {
             return (self.begin(NewBody::AsItCame), ContentLength::Kept);
         }
@@ -200,17 +200,17 @@ impl Response {
         (self.after_success(head.length), length)
     }
 
-    fn after_success(&mut self, length: Option<usize>) -> Step {
+    fn after_success(&mut self, length: Option<usize>) -> AnswerStep {
         match (self.expects_tokens, self.has_ended) {
-            (true, true) => Step::Fail(Came::Empty),
-            (true, false) => Step::Hold,
+            (true, true) => AnswerStep::Fail(Came::Empty),
+            (true, false) => AnswerStep::Hold,
             (false, false) if self.edits.is_some() && self.form == Form::Whole => {
                 self.hold_to_edit(length)
             }
             // An unknown path may well answer nothing.
             (false, _) => {
                 self.pass_held();
-                Step::Pass(Passed {
+                AnswerStep::Pass(Passed {
                     is_first: false,
                     body: NewBody::AsItCame,
                 })
@@ -220,9 +220,9 @@ impl Response {
 
     /// Holds an unstreamed answer that generates nothing, such as embeddings, until it can be edited: its headers contain the
     /// length, which the edits change. An answer that may be too long to be held passes unedited.
-    fn hold_to_edit(&mut self, length: Option<usize>) -> Step {
+    fn hold_to_edit(&mut self, length: Option<usize>) -> AnswerStep {
         if length.is_some_and(|length| length <= MOST_EDITED) {
-            return Step::Hold;
+            return AnswerStep::Hold;
         }
         self.edits = None;
         self.begin(NewBody::AsItCame)
@@ -275,55 +275,55 @@ impl Response {
     }
 
     /// Decides about a piece that has been read.
-    pub fn step(&mut self, piece: Piece<'_>, takeover: Takeover) -> Step {
+    pub fn step(&mut self, piece: Piece<'_>, takeover: Takeover) -> AnswerStep {
         match &self.phase {
             Phase::Awaited | Phase::Held => self.held(piece, takeover),
             Phase::Flowing => self.flowing(piece),
             Phase::Resetting(_) => self.resetting(piece),
-            Phase::Complete | Phase::EndHeld => Step::Hold,
+            Phase::Complete | Phase::EndHeld => AnswerStep::Hold,
         }
     }
 
     /// Decides about a piece while the client has read nothing.
-    fn held(&mut self, piece: Piece<'_>, takeover: Takeover) -> Step {
+    fn held(&mut self, piece: Piece<'_>, takeover: Takeover) -> AnswerStep {
         match self.verdict() {
-            Verdict::Empty if self.expects_tokens => return Step::Fail(Came::Empty),
+            Verdict::Empty if self.expects_tokens => return AnswerStep::Fail(Came::Empty),
             Verdict::Nothing if !piece.is_last() && piece.bytes().len() < MOST_HELD => {
-                return Step::Hold;
+                return AnswerStep::Hold;
             }
             // The worker reports a failure in its answer in place of a status.
             Verdict::Failed(_) if takeover == Takeover::Possible => {
                 // The worker is judged now, and not again when the stream ends.
                 self.reader = None;
-                return Step::Fail(Came::FailedInside);
+                return AnswerStep::Fail(Came::FailedInside);
             }
             _ => {}
         }
         if self.prefill_runs() && self.is_over(piece) {
             self.phase = Phase::Complete;
-            return Step::Hold;
+            return AnswerStep::Hold;
         }
         let is_unstreamed = self.form == Form::Whole;
         let waits_for_prefill = self.prefill_runs() && (is_unstreamed || self.awaits_logprobs());
         let waits_for_end = is_unstreamed && self.edits.is_some();
         if !piece.is_last() && (waits_for_prefill || waits_for_end || self.must_wait()) {
-            return Step::Hold;
+            return AnswerStep::Hold;
         }
         self.read = 0;
         let body = self.edited(piece);
         self.begin(body)
     }
 
-    fn flowing(&mut self, piece: Piece<'_>) -> Step {
+    fn flowing(&mut self, piece: Piece<'_>) -> AnswerStep {
         if self.prefill_runs() && self.is_over(piece) {
             self.phase = Phase::EndHeld;
-            return Step::Hold;
+            return AnswerStep::Hold;
         }
         if !piece.is_last() && self.must_wait() {
-            return Step::Hold;
+            return AnswerStep::Hold;
         }
         self.read = 0;
-        Step::Pass(Passed {
+        AnswerStep::Pass(Passed {
             is_first: false,
             body: self.edited(piece),
         })
@@ -331,27 +331,27 @@ impl Response {
 
     /// An error event replaces a piece that would pass; the connection breaks with the next one, or in a later round. An event
     /// that is written together with the break would be lost.
-    fn resetting(&mut self, piece: Piece<'_>) -> Step {
+    fn resetting(&mut self, piece: Piece<'_>) -> AnswerStep {
         let Phase::Resetting(reset) = &mut self.phase else {
-            return Step::Hold;
+            return AnswerStep::Hold;
         };
         let reason = reset.reason.code();
         let shows = self.form == Form::Events && reset.event == ErrorEvent::Due;
         if !shows || piece.is_last() {
-            return Step::Reset(reason);
+            return AnswerStep::Reset(reason);
         }
         reset.event = ErrorEvent::Over;
         // The piece passed last may have ended in the middle of a line.
         let event = format!("\n\ndata: {}\n\n", reset.reason.to_json()).into_bytes();
-        Step::Pass(Passed {
+        AnswerStep::Pass(Passed {
             is_first: false,
             body: NewBody::Error { event, reason },
         })
     }
 
-    fn begin(&mut self, body: NewBody) -> Step {
+    fn begin(&mut self, body: NewBody) -> AnswerStep {
         self.pass_held();
-        Step::Pass(Passed {
+        AnswerStep::Pass(Passed {
             is_first: true,
             body,
         })

@@ -44,7 +44,7 @@ pub enum ContentLength {
 /// What the proxy does with the received part of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Step {
+pub enum AnswerStep {
     /// The part waits for what comes next.
     Hold,
     /// The part passes.

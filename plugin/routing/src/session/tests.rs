@@ -45,11 +45,11 @@ fn begun(head: SuccessHead<'_>, prefill: ConcurrentPrefill) -> Response {
     response.set_prefill(prefill);
     response.hold();
     let (step, _) = response.success(head);
-    assert_eq!(step, Step::Hold);
+    assert_eq!(step, AnswerStep::Hold);
     response
 }
 
-fn next(response: &mut Response, piece: Piece<'_>, takeover: Takeover) -> Step {
+fn next(response: &mut Response, piece: Piece<'_>, takeover: Takeover) -> AnswerStep {
     if let Piece::Last(_) = piece {
         response.end();
     }
@@ -57,23 +57,23 @@ fn next(response: &mut Response, piece: Piece<'_>, takeover: Takeover) -> Step {
     response.step(piece, takeover)
 }
 
-fn part(response: &mut Response, text: &str) -> Step {
+fn part(response: &mut Response, text: &str) -> AnswerStep {
     next(response, Piece::Part(text.as_bytes()), Takeover::Possible)
 }
 
-fn last(response: &mut Response, text: &str) -> Step {
+fn last(response: &mut Response, text: &str) -> AnswerStep {
     next(response, Piece::Last(text.as_bytes()), Takeover::Possible)
 }
 
-fn pass(is_first: bool, body: NewBody) -> Step {
-    Step::Pass(Passed { is_first, body })
+fn pass(is_first: bool, body: NewBody) -> AnswerStep {
+    AnswerStep::Pass(Passed { is_first, body })
 }
 
-fn first() -> Step {
+fn first() -> AnswerStep {
     pass(true, NewBody::AsItCame)
 }
 
-fn further() -> Step {
+fn further() -> AnswerStep {
     pass(false, NewBody::AsItCame)
 }
 
@@ -85,7 +85,7 @@ fn refusal() -> Refusal {
 #[test]
 fn a_stream_is_held_until_it_has_content() {
     let mut response = begun(STREAM, ConcurrentPrefill::Nothing);
-    assert_eq!(part(&mut response, ROLE), Step::Hold);
+    assert_eq!(part(&mut response, ROLE), AnswerStep::Hold);
     assert!(response.is_unread() && response.tokens() == 0);
     // The held pieces come again, with the next one.
     assert_eq!(part(&mut response, &[ROLE, TEXT].concat()), first());
@@ -99,7 +99,7 @@ fn a_stream_is_held_until_it_has_content() {
 fn bytes_that_show_nothing_are_held_up_to_a_bound() {
     let mut response = begun(STREAM, ConcurrentPrefill::Nothing);
     let comment = |bytes: usize| format!(": {}\n\n", "x".repeat(bytes));
-    assert_eq!(part(&mut response, &comment(1024)), Step::Hold);
+    assert_eq!(part(&mut response, &comment(1024)), AnswerStep::Hold);
     assert_eq!(part(&mut response, &comment(64 * 1024)), first());
 }
 
@@ -116,13 +116,13 @@ fn what_fails_before_the_client_reads_goes_to_another_worker() {
         ),
     ] {
         let mut response = begun(head, ConcurrentPrefill::Nothing);
-        assert_eq!(last(&mut response, text), Step::Fail(came), "{text}");
+        assert_eq!(last(&mut response, text), AnswerStep::Fail(came), "{text}");
         assert!(response.is_unread());
     }
     let mut empty = Response::default();
     empty.hold();
     empty.end();
-    assert_eq!(empty.success(STREAM).0, Step::Fail(Came::Empty));
+    assert_eq!(empty.success(STREAM).0, AnswerStep::Fail(Came::Empty));
 }
 
 #[test]
@@ -140,7 +140,10 @@ fn a_failure_inside_is_the_clients_where_nobody_can_take_over() {
 #[test]
 fn a_worker_that_was_judged_is_not_judged_again_at_the_end() {
     let mut response = begun(STREAM, ConcurrentPrefill::Nothing);
-    assert_eq!(part(&mut response, FAILED), Step::Fail(Came::FailedInside));
+    assert_eq!(
+        part(&mut response, FAILED),
+        AnswerStep::Fail(Came::FailedInside)
+    );
     response.pass_held();
     assert_eq!(response.outcome(|| true), None);
 }
@@ -195,7 +198,7 @@ fn an_answer_that_generates_nothing_is_held_only_to_be_edited() {
     plain.hold();
     assert_eq!(plain.success(head(Some(10))).0, further());
     let (step, mut response) = with_edit(head(Some(40)));
-    assert_eq!(step, Step::Hold);
+    assert_eq!(step, AnswerStep::Hold);
     let edited = NewBody::Document(b"{\"model\":\"mine\"}".to_vec());
     assert_eq!(
         last(&mut response, "{\"model\":\"engine\"}"),
@@ -216,14 +219,14 @@ fn events_are_edited_line_by_line_and_their_length_is_removed() {
     response.hold();
     assert_eq!(
         response.success(STREAM),
-        (Step::Hold, ContentLength::Removed)
+        (AnswerStep::Hold, ContentLength::Removed)
     );
     let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9}}\n\n";
     // A line that has begun waits for its end.
     let begun = [TEXT, "data: {\"cho"].concat();
-    assert_eq!(part(&mut response, &begun), Step::Hold);
+    assert_eq!(part(&mut response, &begun), AnswerStep::Hold);
     let step = part(&mut response, &[TEXT, usage].concat());
-    let Step::Pass(Passed {
+    let AnswerStep::Pass(Passed {
         is_first: true,
         body: NewBody::Events(events),
     }) = step
@@ -243,8 +246,11 @@ fn events_are_edited_line_by_line_and_their_length_is_removed() {
 fn decode_may_flow_beside_a_prefill_but_not_end() {
     let mut response = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut response, TEXT), first());
-    assert_eq!(part(&mut response, STOP), Step::Hold);
-    assert_eq!(last(&mut response, &[STOP, DONE].concat()), Step::Hold);
+    assert_eq!(part(&mut response, STOP), AnswerStep::Hold);
+    assert_eq!(
+        last(&mut response, &[STOP, DONE].concat()),
+        AnswerStep::Hold
+    );
     assert!(response.has_begun());
     assert!(response.prefill_is_good());
     assert_eq!(response.release(b""), NewBody::AsItCame);
@@ -255,8 +261,8 @@ fn decode_may_flow_beside_a_prefill_but_not_end() {
 fn an_unstreamed_answer_waits_for_the_prefill_beside_it() {
     let document = "{\"choices\":[{\"text\":\"a\",\"finish_reason\":\"stop\"}]}";
     let mut response = begun(DOCUMENT, ConcurrentPrefill::Running);
-    assert_eq!(part(&mut response, document), Step::Hold);
-    assert_eq!(last(&mut response, document), Step::Hold);
+    assert_eq!(part(&mut response, document), AnswerStep::Hold);
+    assert_eq!(last(&mut response, document), AnswerStep::Hold);
     assert!(!response.is_unread() && !response.has_begun());
     assert!(response.prefill_is_good());
 }
@@ -264,7 +270,7 @@ fn an_unstreamed_answer_waits_for_the_prefill_beside_it() {
 #[test]
 fn logprobs_that_only_prefill_knows_hold_the_stream() {
     let mut response = begun(STREAM, ConcurrentPrefill::RunningWithLogprobs);
-    assert_eq!(part(&mut response, TEXT), Step::Hold);
+    assert_eq!(part(&mut response, TEXT), AnswerStep::Hold);
     // Not complete: what comes next goes on.
     assert!(!response.prefill_is_good());
     assert_eq!(part(&mut response, &[TEXT, TEXT].concat()), first());
@@ -277,7 +283,7 @@ fn a_failed_prefill_ends_a_stream_with_an_event_and_a_reset() {
     response.reset_for(refusal());
     assert!(response.has_begun() && !response.prefill_runs());
     let step = part(&mut response, TEXT);
-    let Step::Pass(Passed {
+    let AnswerStep::Pass(Passed {
         body: NewBody::Error { event, reason },
         ..
     }) = step
@@ -287,7 +293,7 @@ fn a_failed_prefill_ends_a_stream_with_an_event_and_a_reset() {
     assert_eq!(reason, refusal().code());
     let event = String::from_utf8(event).unwrap();
     assert!(event.starts_with("\n\ndata: {\"error\":") && event.ends_with("\n\n"));
-    assert_eq!(part(&mut response, TEXT), Step::Reset(reason));
+    assert_eq!(part(&mut response, TEXT), AnswerStep::Reset(reason));
 }
 
 #[test]
@@ -301,14 +307,14 @@ fn a_reset_comes_without_an_event_where_no_piece_follows() {
 
     let mut over = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut over, TEXT), first());
-    assert_eq!(last(&mut over, DONE), Step::Hold);
+    assert_eq!(last(&mut over, DONE), AnswerStep::Hold);
     over.reset_for(refusal());
-    assert_eq!(last(&mut over, DONE), Step::Reset(reason));
+    assert_eq!(last(&mut over, DONE), AnswerStep::Reset(reason));
 
     let mut ending = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut ending, TEXT), first());
     ending.reset_for(refusal());
-    assert_eq!(last(&mut ending, DONE), Step::Reset(reason));
+    assert_eq!(last(&mut ending, DONE), AnswerStep::Reset(reason));
 }
 
 #[test]
@@ -316,7 +322,7 @@ fn each_phase_has_its_deadline() {
     let mut response = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(response.round(second(109)), None);
     // An answer without content is late all the same.
-    assert_eq!(part(&mut response, ROLE), Step::Hold);
+    assert_eq!(part(&mut response, ROLE), AnswerStep::Hold);
     assert_eq!(response.round(second(110)), Some(Due::NothingCame));
     assert_eq!(part(&mut response, &[ROLE, TEXT].concat()), first());
     // The clock is read in rounds: the piece counts from the next one on.
@@ -324,7 +330,7 @@ fn each_phase_has_its_deadline() {
     assert_eq!(response.round(second(124)), None);
     assert_eq!(response.round(second(125)), Some(Due::Stalled));
     // An end that is held back has no deadline: the prefill beside it has.
-    assert_eq!(last(&mut response, DONE), Step::Hold);
+    assert_eq!(last(&mut response, DONE), AnswerStep::Hold);
     assert_eq!(response.round(second(500)), None);
 }
 
@@ -504,16 +510,16 @@ impl Life {
             false => Piece::Part(&bytes),
         };
         match next(&mut self.response, piece, Takeover::Possible) {
-            Step::Hold => {}
-            Step::Pass(Passed { is_first, body }) => {
+            AnswerStep::Hold => {}
+            AnswerStep::Pass(Passed { is_first, body }) => {
                 assert_eq!(is_first, !had_begun);
                 self.write(body);
             }
-            Step::Fail(_) => {
+            AnswerStep::Fail(_) => {
                 assert!(!had_begun, "a client that reads cannot be served anew");
                 self.is_over = true;
             }
-            Step::Reset(_) => {
+            AnswerStep::Reset(_) => {
                 assert!(had_begun);
                 self.is_over = true;
             }
