@@ -1,6 +1,6 @@
 //! Owns the load table: the load of each worker rank, and the totals over all ranks.
 
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Ref, RefCell};
 use std::rc::Weak;
 use std::time::Duration;
 
@@ -137,7 +137,7 @@ fn as_u32(number: u64) -> u32 {
 
 /// All rows of the load table at one moment.
 pub struct LoadSnapshots<'b> {
-    rows: Ref<'b, Vec<LoadRow>>,
+    rows: Ref<'b, Rows>,
     /// Seconds since 1970.
     now: f64,
     rate: Option<PrefillRate>,
@@ -147,7 +147,7 @@ impl LoadSnapshots<'_> {
     /// The load of a slot whose worker is `slowness` times slower than its peers.
     #[inline]
     pub fn of(&self, slot: usize, slowness: f64) -> LoadSnapshot {
-        let Some(row) = self.rows.get(slot) else {
+        let Some(row) = self.rows.rows.get(slot) else {
             return LoadSnapshot::default();
         };
         LoadSnapshot {
@@ -212,16 +212,22 @@ impl LoadTotals {
     }
 }
 
-/// The load table. No borrow outlives a call.
+/// The load table, shared by the ledger and the bookings that free themselves. No borrow outlives a call, but that of
+/// [`LoadSnapshots`].
 #[derive(Debug, Default)]
 pub(super) struct LoadTable {
-    now: Cell<Duration>,
-    worker_loads: RefCell<Vec<WorkerLoad>>,
-    rows: RefCell<Vec<LoadRow>>,
-    records: RefCell<Vec<RateSamples>>,
-    sums: Cell<LoadTotals>,
+    rows: RefCell<Rows>,
     answers: RefCell<Leases>,
-    looked_at: Cell<Duration>,
+}
+
+/// The rows of the load table: one a slot, in lists of what is read together.
+#[derive(Debug, Default)]
+struct Rows {
+    now: Duration,
+    worker_loads: Vec<WorkerLoad>,
+    rows: Vec<LoadRow>,
+    records: Vec<RateSamples>,
+    sums: LoadTotals,
 }
 
 /// Interval of the scan for charges that are no longer renewed.
@@ -233,6 +239,8 @@ struct Leases {
     all: Vec<Weak<Booking>>,
     /// Length at which ended answers are dropped.
     room: usize,
+    /// Time of the last scan for charges that are no longer renewed.
+    looked_at: Duration,
 }
 
 impl Leases {
@@ -243,26 +251,67 @@ impl Leases {
         }
         self.all.push(booking);
     }
+
+    /// Whether a scan is due at `now`.
+    fn is_due(&mut self, now: Duration) -> bool {
+        let is_due = now.saturating_sub(self.looked_at) >= LOOK;
+        if is_due {
+            self.looked_at = now;
+        }
+        is_due
+    }
+}
+
+impl Rows {
+    /// Time never goes back, although a host's clock may.
+    fn advance(&mut self, now: Duration) -> Duration {
+        self.now = now.max(self.now);
+        self.now
+    }
+
+    /// Changes the load from elsewhere: not booked by this VM, so not part of the totals.
+    fn change_elsewhere(&mut self, slot: usize, change: impl FnOnce(&mut ThreadLoads)) {
+        let Some(worker_load) = self.worker_loads.get_mut(slot) else {
+            return;
+        };
+        change(&mut worker_load.elsewhere);
+        if let Some(row) = self.rows.get_mut(slot) {
+            *row = LoadRow::of(worker_load);
+        }
+    }
+
+    /// Changes the load of a rank, and the totals with it.
+    fn change<T>(&mut self, slot: usize, change: impl FnOnce(&mut WorkerLoad) -> T) -> Option<T> {
+        let worker_load = self.worker_loads.get_mut(slot)?;
+        let before = LoadTotals::of(worker_load);
+        let outcome = change(worker_load);
+        if let Some(row) = self.rows.get_mut(slot) {
+            *row = LoadRow::of(worker_load);
+        }
+        if let Some(record) = self.records.get_mut(slot) {
+            *record = worker_load.backlog.record();
+        }
+        self.sums = self.sums.moved(before, LoadTotals::of(worker_load));
+        Some(outcome)
+    }
 }
 
 impl LoadTable {
     pub(super) fn now(&self) -> Duration {
-        self.now.get()
+        self.rows.borrow().now
     }
 
-    /// Time never goes back, although a host's clock may.
+    /// Advances the clock, and expires charges that have not been renewed for `patience`.
     pub(super) fn advance(&self, now: Duration, patience: Duration) {
-        let now = now.max(self.now.get());
-        self.now.set(now);
-        if now.saturating_sub(self.looked_at.get()) < LOOK {
+        let now = self.rows.borrow_mut().advance(now);
+        if !self.answers.borrow_mut().is_due(now) {
             return;
         }
-        self.looked_at.set(now);
         let Some(then) = now.checked_sub(patience) else {
             return;
         };
-        let worker_loads = self.worker_loads.borrow().len();
-        for slot in 0..worker_loads {
+        let slots = self.rows.borrow().worker_loads.len();
+        for slot in 0..slots {
             self.change(slot, |worker_load| worker_load.backlog.expire(then, now));
         }
         let answers: Vec<Weak<Booking>> = self.answers.borrow().all.clone();
@@ -273,11 +322,11 @@ impl LoadTable {
 
     /// Adds a slot, which must be opened before use.
     pub(super) fn add(&self) -> usize {
-        let mut worker_loads = self.worker_loads.borrow_mut();
-        worker_loads.push(WorkerLoad::default());
-        self.rows.borrow_mut().push(LoadRow::default());
-        self.records.borrow_mut().push(RateSamples::default());
-        worker_loads.len().saturating_sub(1)
+        let mut table = self.rows.borrow_mut();
+        table.worker_loads.push(WorkerLoad::default());
+        table.rows.push(LoadRow::default());
+        table.records.push(RateSamples::default());
+        table.worker_loads.len().saturating_sub(1)
     }
 
     pub(super) fn open(&self, slot: usize, key: TargetKey) {
@@ -291,22 +340,22 @@ impl LoadTable {
     }
 
     pub(super) fn close(&self, slot: usize) {
-        if let Some(worker_load) = self.worker_loads.borrow_mut().get_mut(slot) {
+        if let Some(worker_load) = self.rows.borrow_mut().worker_loads.get_mut(slot) {
             worker_load.key = None;
         }
     }
 
     pub(super) fn load(&self, slot: usize) -> Load {
-        let worker_loads = self.worker_loads.borrow();
-        worker_loads
-            .get(slot)
+        let table = self.rows.borrow();
+        let worker_load = table.worker_loads.get(slot);
+        worker_load
             .map(|worker_load| LoadTotals::of(worker_load).load())
             .unwrap_or_default()
     }
 
     pub(super) fn elsewhere(&self, slot: usize) -> ThreadLoads {
-        let worker_loads = self.worker_loads.borrow();
-        let worker_load = worker_loads.get(slot);
+        let table = self.rows.borrow();
+        let worker_load = table.worker_loads.get(slot);
         worker_load
             .map(|worker_load| worker_load.elsewhere)
             .unwrap_or_default()
@@ -330,8 +379,8 @@ impl LoadTable {
         &self,
         rate_of: impl Fn(usize) -> (Option<PrefillRate>, f64),
     ) -> Vec<ThreadLoad> {
-        let now = self.now.get().as_secs_f64();
-        let worker_loads = self.worker_loads.borrow();
+        let table = self.rows.borrow();
+        let now = table.now.as_secs_f64();
         let share = |(slot, worker_load): (usize, &WorkerLoad)| {
             let key = worker_load.key?;
             let sums = LoadTotals::of(worker_load);
@@ -349,58 +398,57 @@ impl LoadTable {
                 decodes: as_u32(sums.decodes),
             })
         };
-        worker_loads.iter().enumerate().filter_map(share).collect()
+        let worker_loads = table.worker_loads.iter().enumerate();
+        worker_loads.filter_map(share).collect()
     }
 
     pub(super) fn mean_prompt_tokens(&self) -> f64 {
-        let records = self.records.borrow();
-        let all = records
-            .iter()
-            .copied()
-            .fold(RateSamples::default(), RateSamples::plus);
+        let table = self.rows.borrow();
+        let records = table.records.iter().copied();
+        let all = records.fold(RateSamples::default(), RateSamples::plus);
         all.mean_tokens()
     }
 
     pub(super) fn total(&self) -> Load {
-        self.sums.get().load()
+        self.rows.borrow().sums.load()
     }
 
     pub(super) fn snapshots(&self, rate: Option<PrefillRate>) -> LoadSnapshots<'_> {
+        let rows = self.rows.borrow();
         LoadSnapshots {
-            rows: self.rows.borrow(),
-            now: self.now.get().as_secs_f64(),
+            now: rows.now.as_secs_f64(),
+            rows,
             rate,
         }
     }
 
     pub(super) fn slowness(&self, slot: usize, rate: Option<PrefillRate>) -> f64 {
-        let records = self.records.borrow();
-        match (rate, records.get(slot)) {
-            (Some(rate), Some(record)) => rate.slowness(record, self.now.get().as_secs_f64()),
+        let table = self.rows.borrow();
+        match (rate, table.records.get(slot)) {
+            (Some(rate), Some(record)) => rate.slowness(record, table.now.as_secs_f64()),
             _ => 1.0,
         }
     }
 
     pub(super) fn rate(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
-        let known = self.records.borrow();
-        let records = slots.filter_map(|slot| known.get(slot).copied());
+        let table = self.rows.borrow();
+        let records = slots.filter_map(|slot| table.records.get(slot).copied());
         PrefillRate::of_most(records)
     }
 
     pub(super) fn push(&self, slot: usize, tokens: u64) -> Ticket {
-        let now = self.now.get();
+        let now = self.now();
         let pushed = self.change(slot, |worker_load| worker_load.backlog.push(tokens, now));
         pushed.unwrap_or_default()
     }
 
     pub(super) fn finish(&self, slot: usize, ticket: Ticket, now: Duration) {
-        let now = now.max(self.now.get());
-        self.now.set(now);
+        let now = self.rows.borrow_mut().advance(now);
         self.change(slot, |worker_load| worker_load.backlog.finish(ticket, now));
     }
 
     pub(super) fn cancel(&self, slot: usize, ticket: Ticket) {
-        let now = self.now.get();
+        let now = self.now();
         self.change(slot, |worker_load| worker_load.backlog.cancel(ticket, now));
     }
 
@@ -434,32 +482,11 @@ impl LoadTable {
         });
     }
 
-    /// Changes the load from elsewhere: not booked by this VM, so not part of the totals.
     fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut ThreadLoads)) {
-        let mut worker_loads = self.worker_loads.borrow_mut();
-        let Some(worker_load) = worker_loads.get_mut(slot) else {
-            return;
-        };
-        change(&mut worker_load.elsewhere);
-        if let Some(row) = self.rows.borrow_mut().get_mut(slot) {
-            *row = LoadRow::of(worker_load);
-        }
+        self.rows.borrow_mut().change_elsewhere(slot, change);
     }
 
-    /// Changes the load of a rank, and the totals with it.
     fn change<T>(&self, slot: usize, change: impl FnOnce(&mut WorkerLoad) -> T) -> Option<T> {
-        let mut worker_loads = self.worker_loads.borrow_mut();
-        let worker_load = worker_loads.get_mut(slot)?;
-        let before = LoadTotals::of(worker_load);
-        let outcome = change(worker_load);
-        if let Some(row) = self.rows.borrow_mut().get_mut(slot) {
-            *row = LoadRow::of(worker_load);
-        }
-        if let Some(record) = self.records.borrow_mut().get_mut(slot) {
-            *record = worker_load.backlog.record();
-        }
-        self.sums
-            .set(self.sums.get().moved(before, LoadTotals::of(worker_load)));
-        Some(outcome)
+        self.rows.borrow_mut().change(slot, change)
     }
 }
