@@ -9,7 +9,7 @@ use proxy_wasm::types::Action;
 use routing::outcome::Came;
 use routing::route::Refusal;
 use routing::session::{
-    self, AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, SuccessHead,
+    self, AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, StreamEnd, SuccessHead,
 };
 
 use crate::host::{self, Buffer, Headers, Map};
@@ -266,14 +266,22 @@ fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: AnswerStep) -> Ac
     }
 }
 
-/// Judges the worker by the ended answer. The stream's context must be the effective one.
+/// Judges the worker by the ended answer. A worker that breaks its answer off is known here at the earliest: by then the proxy
+/// has reset the stream, or answered 503 `broken_off` where the client had read nothing. The stream's context must be the
+/// effective one.
 pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
-    let is_cut = || is_broken_off(runtime, stream);
     let came = match stream.stage() {
-        Stage::Forwarded => stream.session().response.outcome(is_cut),
+        Stage::Forwarded => {
+            let is_open = stream.session().response.is_open();
+            let end = match is_open && is_broken_off(runtime, stream) {
+                true => StreamEnd::BrokenOff,
+                false => StreamEnd::Other,
+            };
+            stream.session().response.outcome(end)
+        }
         // The worker at fault is known already.
         Stage::Recovering => {
-            is_cut();
+            is_broken_off(runtime, stream);
             None
         }
         _ => None,

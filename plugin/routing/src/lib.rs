@@ -1,7 +1,7 @@
 //! The routing of pd-router: the choice of workers for a request, and the contents of each leg.
 //!
-//! Pure: no proxy, no clock, no randomness of its own, no I/O. [`route`] holds a request's steps in order; every other
-//! module answers one question.
+//! Pure: no proxy, no clock, no randomness of its own, no I/O. [`session`] holds one request's life, [`route`] the choices
+//! made for it, [`outcome`] what the end of a leg means; every other module answers one question.
 //!
 //! A request's life, in the order of calls. The caller makes the calls to the workers and owns the client's stream; the router
 //! says what to send where:

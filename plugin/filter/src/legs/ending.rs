@@ -19,11 +19,12 @@ pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
     }
     cleanup::abort(runtime, stream);
     tell_of_end(runtime, stream, stage);
-    let assignment = &mut stream.session().assignment;
-    assignment.release();
-    runtime.router_mut().request_ended(assignment);
-    let bodies = &mut stream.bodies();
-    (bodies.received, bodies.replay) = (None, None);
+    {
+        let assignment = &mut stream.session().assignment;
+        assignment.release();
+        runtime.router_mut().request_ended(assignment);
+    }
+    stream.bodies().end();
     runtime.watch_no_more(stream);
     runtime.telemetry.stream_closed();
 }

@@ -192,12 +192,15 @@ fn deliver(
         300.. => cleanup::give_up(runtime, client),
     }
     client.session().next_attempt();
-    kept.extend(marks::names(runtime, &client.session().assignment));
-    // Of several destinations, the one that the call has reached is not known.
-    if runtime.config.response_headers
-        && let [address] = client.session().tried.all()
     {
-        kept.push(marks::served(*address));
+        let session = client.session();
+        kept.extend(marks::names(runtime, &session.assignment));
+        // Of several destinations, the one that the call has reached is not known.
+        if runtime.config.response_headers
+            && let [address] = session.tried.all()
+        {
+            kept.push(marks::served(*address));
+        }
     }
     if client.enter() {
         client.answer_complete(runtime, status, &kept, body);

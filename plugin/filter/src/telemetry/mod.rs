@@ -178,7 +178,7 @@ impl Telemetry {
         self.recoveries.add(1);
     }
 
-    /// Counts a reset: an answer that had begun is broken off, by its worker or by the filter.
+    /// Counts a reset: an answer whose headers have come is broken off, by its worker or by the filter.
     pub fn reset(&self, reason: &'static str) {
         self.count_word("resets_total", "reason", reason);
     }

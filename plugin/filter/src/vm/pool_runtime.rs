@@ -165,8 +165,11 @@ impl PoolRuntime {
         }
         let source = self.pool.discovery.name();
         let begun = self.vm.now();
-        let seen = &mut self.state.seen.borrow_mut().fleet;
-        let Some(fleet) = shared::read_fleet(&self.pool.name, source, seen) else {
+        let read = {
+            let seen = &mut self.state.seen.borrow_mut().fleet;
+            shared::read_fleet(&self.pool.name, source, seen)
+        };
+        let Some(fleet) = read else {
             return;
         };
         let version = fleet.version();
@@ -194,8 +197,11 @@ impl PoolRuntime {
 
     /// Applies the engine reports that the leading VM has published, if there are new ones.
     pub fn apply_reports(&self) {
-        let seen = &mut self.state.seen.borrow_mut().reports;
-        let Some((at, reports)) = shared::read_reports(&self.pool.name, seen) else {
+        let read = {
+            let seen = &mut self.state.seen.borrow_mut().reports;
+            shared::read_reports(&self.pool.name, seen)
+        };
+        let Some((at, reports)) = read else {
             return;
         };
         let mut router = self.router_mut();
@@ -331,6 +337,7 @@ impl PoolRuntime {
     pub fn has_moved_since(&self, client: &Stream) -> bool {
         let open = &self.watched.borrow().streams;
         let mut others = open.values().filter(|other| other.id() != client.id());
+        // Each stream has a session of its own, so that the two can be borrowed at once.
         others.any(|other| other.session().has_moved_since(&client.session()))
     }
 

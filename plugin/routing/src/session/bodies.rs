@@ -66,4 +66,10 @@ impl Bodies {
         self.replay = None;
         self.headers = Rc::default();
     }
+
+    /// Frees what the client's stream held. What the clean-up leg needs stays.
+    pub fn end(&mut self) {
+        self.received = None;
+        self.replay = None;
+    }
 }

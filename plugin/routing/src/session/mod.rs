@@ -17,7 +17,7 @@ pub use failure::{
     Failure, LastAnswer, LegEnd, after_error, came_of_call, record_server, record_unanswered,
 };
 pub use response::{ConcurrentPrefill, Response, SuccessHead};
-pub use step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, Takeover};
+pub use step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, StreamEnd, Takeover};
 pub use tried::Tried;
 
 use std::rc::Rc;

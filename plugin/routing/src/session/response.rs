@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::deadlines::Deadlines;
-use super::step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, Takeover};
+use super::step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, StreamEnd, Takeover};
 use crate::answer::{EventEdit, Form, Reader, Rewriter, Verdict};
 use crate::outcome::Came;
 use crate::refusal::Refusal;
@@ -65,8 +65,10 @@ struct PendingReset {
 enum ErrorEvent {
     /// The event replaces the next piece of the answer.
     Due,
-    /// No event: it was sent, or there is no piece that it could replace.
-    Over,
+    /// The event was sent: the next piece breaks the answer off.
+    Sent,
+    /// No event, since the end that is held back is the last piece: a round breaks the answer off.
+    Omitted,
 }
 
 /// A successful answer, as far as its headers show it.
@@ -336,11 +338,15 @@ impl Response {
             return AnswerStep::Hold;
         };
         let reason = reset.reason.code();
+        if reset.event == ErrorEvent::Omitted {
+            return AnswerStep::Hold;
+        }
         let shows = self.form == Form::Events && reset.event == ErrorEvent::Due;
         if !shows || piece.is_last() {
             return AnswerStep::Reset(reason);
         }
-        reset.event = ErrorEvent::Over;
+        reset.event = ErrorEvent::Sent;
+        self.read = 0;
         // The piece passed last may have ended in the middle of a line.
         let event = format!("\n\ndata: {}\n\n", reset.reason.to_json()).into_bytes();
         AnswerStep::Pass(Passed {
@@ -407,8 +413,7 @@ impl Response {
     pub fn reset_for(&mut self, reason: Refusal) {
         self.prefill = ConcurrentPrefill::Nothing;
         let event = match self.phase {
-            // No piece follows the end that is held back.
-            Phase::EndHeld => ErrorEvent::Over,
+            Phase::EndHeld => ErrorEvent::Omitted,
             _ => ErrorEvent::Due,
         };
         self.phase = Phase::Resetting(PendingReset {
@@ -443,16 +448,21 @@ impl Response {
         self.deadlines.moved_after(&other.deadlines)
     }
 
+    /// Whether the answer is read, and has neither ended nor failed: how its stream ended decides what came of the leg.
+    pub fn is_open(&self) -> bool {
+        let is_failed = matches!(self.verdict(), Verdict::Failed(_));
+        self.is_read() && !self.has_ended && !is_failed
+    }
+
     /// What came of the leg, now that the stream has ended; none if there is nothing to judge a worker by. Not earlier: a
-    /// worker that breaks every answer off begins all of them well. `is_cut` asks the proxy whether the worker broke it off.
-    pub fn outcome(&self, is_cut: impl FnOnce() -> bool) -> Option<Came> {
+    /// worker that breaks every answer off begins all of them well.
+    pub fn outcome(&self, end: StreamEnd) -> Option<Came> {
         let reader = self.reader.as_ref()?;
-        match reader.verdict() {
-            Verdict::Failed(_) => Some(Came::FailedInside),
+        match (reader.verdict(), end) {
+            (Verdict::Failed(_), _) => Some(Came::FailedInside),
             _ if self.has_ended => Some(Came::Good),
-            _ if is_cut() => Some(Came::Cut),
-            // The client has left.
-            _ => reader.has_begun().then_some(Came::Good),
+            (_, StreamEnd::BrokenOff) => Some(Came::Cut),
+            (_, StreamEnd::Other) => reader.has_begun().then_some(Came::Good),
         }
     }
 

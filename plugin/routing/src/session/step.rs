@@ -32,6 +32,15 @@ pub enum Takeover {
     Impossible,
 }
 
+/// How a stream has ended whose answer had not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// The worker broke the answer off.
+    BrokenOff,
+    /// In another way: the client has left.
+    Other,
+}
+
 /// Whether the length of the answer, as its headers have it, still holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentLength {
@@ -58,7 +67,8 @@ pub enum AnswerStep {
 /// A part of the answer that passes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passed {
-    /// Whether the client begins to read with this part: no other worker can take over any more.
+    /// Whether the client begins to read the answer of a leg that might have been recovered: no other worker can take over any
+    /// more.
     pub is_first: bool,
     /// The part as the client gets it.
     pub body: NewBody,

@@ -92,7 +92,7 @@ fn a_stream_is_held_until_it_has_content() {
     assert!(response.has_begun() && response.tokens() == 1);
     assert_eq!(part(&mut response, TEXT), further());
     assert_eq!(last(&mut response, DONE), further());
-    assert_eq!(response.outcome(|| false), Some(Came::Good));
+    assert_eq!(response.outcome(StreamEnd::Other), Some(Came::Good));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_failure_inside_is_the_clients_where_nobody_can_take_over() {
         Takeover::Impossible,
     );
     assert_eq!(step, first());
-    assert_eq!(response.outcome(|| false), Some(Came::FailedInside));
+    assert_eq!(response.outcome(StreamEnd::Other), Some(Came::FailedInside));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_worker_that_was_judged_is_not_judged_again_at_the_end() {
         AnswerStep::Fail(Came::FailedInside)
     );
     response.pass_held();
-    assert_eq!(response.outcome(|| true), None);
+    assert_eq!(response.outcome(StreamEnd::BrokenOff), None);
 }
 
 #[test]
@@ -158,14 +158,17 @@ fn the_end_of_a_stream_is_judged_by_what_came_before() {
         response
     };
     // The client has left: with content, the worker has worked.
-    assert_eq!(stream(&[ROLE]).outcome(|| false), None);
-    assert_eq!(stream(&[TEXT]).outcome(|| false), Some(Came::Good));
-    assert_eq!(stream(&[TEXT]).outcome(|| true), Some(Came::Cut));
+    assert_eq!(stream(&[ROLE]).outcome(StreamEnd::Other), None);
+    assert_eq!(stream(&[TEXT]).outcome(StreamEnd::Other), Some(Came::Good));
     assert_eq!(
-        stream(&[TEXT, FAILED]).outcome(|| false),
+        stream(&[TEXT]).outcome(StreamEnd::BrokenOff),
+        Some(Came::Cut)
+    );
+    assert_eq!(
+        stream(&[TEXT, FAILED]).outcome(StreamEnd::Other),
         Some(Came::FailedInside)
     );
-    assert_eq!(Response::default().outcome(|| true), None);
+    assert_eq!(Response::default().outcome(StreamEnd::BrokenOff), None);
 }
 
 #[test]
@@ -254,7 +257,7 @@ fn decode_may_flow_beside_a_prefill_but_not_end() {
     assert!(response.has_begun());
     assert!(response.prefill_is_good());
     assert_eq!(response.release(b""), NewBody::AsItCame);
-    assert_eq!(response.outcome(|| false), Some(Came::Good));
+    assert_eq!(response.outcome(StreamEnd::Other), Some(Came::Good));
 }
 
 #[test]
@@ -309,7 +312,10 @@ fn a_reset_comes_without_an_event_where_no_piece_follows() {
     assert_eq!(part(&mut over, TEXT), first());
     assert_eq!(last(&mut over, DONE), AnswerStep::Hold);
     over.reset_for(refusal());
-    assert_eq!(last(&mut over, DONE), AnswerStep::Reset(reason));
+    // What passed before is on its way: the reset waits for a round.
+    assert_eq!(last(&mut over, DONE), AnswerStep::Hold);
+    assert_eq!(over.round(second(101)), None);
+    assert_eq!(over.round(second(101)), Some(Due::Reset(reason)));
 
     let mut ending = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut ending, TEXT), first());
