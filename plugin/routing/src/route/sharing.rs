@@ -17,7 +17,6 @@ const MOST_PENDING: usize = 4096;
 pub(super) struct Kept {
     /// None: decisions are not shared.
     pending: Option<Vec<Decision>>,
-    dropped: u64,
 }
 
 impl Kept {
@@ -31,7 +30,6 @@ impl Kept {
             return;
         }
         if pending.len() >= MOST_PENDING {
-            self.dropped = self.dropped.saturating_add(1);
             return;
         }
         pending.push(Decision {
@@ -86,11 +84,6 @@ impl Router {
     pub fn take_decisions(&mut self) -> Vec<Decision> {
         let pending = self.kept.pending.as_mut();
         pending.map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Number of decisions dropped, since the ones before them were not taken.
-    pub fn dropped_decisions(&self) -> u64 {
-        self.kept.dropped
     }
 
     /// Records a decision of another VM in the prefix index, without sharing it again. A rank unknown here is skipped.
