@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::Router;
-use crate::config::Destinations;
+use super::chooser::Chooser;
+use crate::config::{Destinations, Pool};
 use crate::fleet::Target;
 use crate::handoff::HeaderValue;
 use crate::json::Edits;
@@ -46,75 +46,59 @@ impl Dispatch {
             patience: Patience::default(),
         }
     }
-}
 
-impl Router {
     /// A leg to a worker, and after it the others to which the same bytes may go if it refuses the connection.
-    pub(super) fn dispatch_to(&self, first: &Target, others: &[Target]) -> Dispatch {
-        Dispatch {
-            destinations: self.addresses(first, others),
-            headers: rank_header(first),
-            edits: None,
-            patience: Patience::default(),
-        }
-    }
-
-    /// The address of the chosen worker, then those of the others in their order.
-    fn addresses(&self, first: &Target, others: &[Target]) -> Vec<SocketAddr> {
+    pub(super) fn to(first: &Target, others: &[Target], pool: &Pool) -> Self {
         let rest = others.iter().filter_map(|other| other.worker.address);
-        first
-            .worker
-            .address
-            .into_iter()
-            .chain(rest)
-            .take(self.decode_attempts())
-            .collect()
+        let destinations = first.worker.address.into_iter().chain(rest);
+        Self {
+            destinations: destinations.take(attempts(pool)).collect(),
+            headers: rank_header(first),
+            ..Self::anywhere()
+        }
     }
 
     /// A leg that a worker answers, with these headers: to the worker itself, or to a frontend.
-    pub(super) fn dispatch_through(
-        &mut self,
+    pub(super) fn through(
         worker: &Target,
         others: &[Target],
         headers: Vec<HeaderValue>,
-    ) -> Dispatch {
-        if !self.pool.rules().reaches_workers {
-            return self.through_frontends(headers);
+        pool: &Pool,
+        chooser: &mut Chooser,
+    ) -> Self {
+        if !pool.rules().reaches_workers {
+            return Self::to_frontends(headers, pool, chooser);
         }
-        let mut dispatch = self.dispatch_to(worker, others);
+        let mut dispatch = Self::to(worker, others, pool);
         dispatch.headers.extend(headers);
         dispatch
     }
 
     /// A leg to a frontend, each in turn first, the others after it.
-    pub(super) fn through_frontends(&mut self, headers: Vec<HeaderValue>) -> Dispatch {
-        let frontends = &self.pool.frontends;
-        let first = self
-            .next_frontend
-            .checked_rem(frontends.len())
-            .unwrap_or_default();
+    pub(super) fn to_frontends(
+        headers: Vec<HeaderValue>,
+        pool: &Pool,
+        chooser: &mut Chooser,
+    ) -> Self {
+        let frontends = &pool.frontends;
+        let first = chooser.next_frontend(frontends.len());
         let turned = frontends.iter().cycle().skip(first);
-        let destinations = turned
-            .take(frontends.len().min(self.decode_attempts()))
-            .copied()
-            .collect();
-        self.next_frontend = self.next_frontend.wrapping_add(1);
-        Dispatch {
-            destinations,
+        let count = frontends.len().min(attempts(pool));
+        Self {
+            destinations: turned.take(count).copied().collect(),
             headers,
-            edits: None,
-            patience: Patience::default(),
+            ..Self::anywhere()
         }
     }
+}
 
-    /// Number of destinations that a leg may have. One, if the proxy connects to any address it is given: such a cluster
-    /// takes no list.
-    pub(super) fn decode_attempts(&self) -> usize {
-        if self.pool.destinations != Destinations::Members {
-            return 1;
-        }
-        usize::try_from(self.pool.decode.attempts).unwrap_or(usize::MAX)
+/// Number of destinations that a leg may have. One, if the proxy connects to any address it is given: such a cluster takes
+/// no list.
+pub(super) fn attempts(pool: &Pool) -> usize {
+    if pool.destinations != Destinations::Members {
+        return 1;
     }
+    usize::try_from(pool.decode.attempts).unwrap_or(usize::MAX)
 }
 
 /// The header by which vLLM and SGLang take a data-parallel rank.
