@@ -161,12 +161,8 @@ pub(super) fn choose_pair(
     let (decode, others) = choose_decode(router, context, &constraints)?;
     // A worker in back-off is the last choice: all others are full as well, and the prefilled KV would not be fetched.
     let is_named = context.overrides.decode_pin().worker.is_some();
-    let held = || {
-        router
-            .health
-            .held(decode.target.worker.id, router.ledger.now())
-    };
-    if !is_named && held().is_overloaded() {
+    let (health, now) = (&router.health, router.ledger.now());
+    if !is_named && health.held(decode.target.worker.id, now).is_overloaded() {
         return Err(Refusal::Overloaded { role: Role::Decode });
     }
     // Only now: a request that is refused for lack of the other worker uses up no turn.
@@ -181,25 +177,8 @@ pub(super) fn choose_pair(
     })
 }
 
-/// The prefill worker that would be picked; no cursor moves.
-pub(super) fn look_at_prefill(
-    router: &mut Router,
-    context: &SelectionContext<'_>,
-) -> Result<Chosen, Refusal> {
-    let decode = named_decode(router, context);
-    choose_prefill(router, context, decode.as_ref(), Step::Commit)
-}
-
-/// The decode worker that would be picked, for any prefill worker; no cursor moves.
-pub(super) fn look_at_decode(
-    router: &mut Router,
-    context: &SelectionContext<'_>,
-) -> Result<(Chosen, Vec<Target>), Refusal> {
-    choose_decode(router, context, &context.overrides.constraints)
-}
-
 /// The decode worker named by the caller, if it is one: only a prefill worker that may hand over to it is eligible.
-fn named_decode(router: &Router, context: &SelectionContext<'_>) -> Option<Rc<Worker>> {
+pub(super) fn named_decode(router: &Router, context: &SelectionContext<'_>) -> Option<Rc<Worker>> {
     let named = context.overrides.decode_pin().worker?;
     let worker = router.workers.fleet().get(named)?;
     (worker.role == Role::Decode && context.key.holds(worker)).then(|| Rc::clone(worker))
@@ -233,20 +212,9 @@ fn decode_credit(pool: &Pool) -> DecodeCredit {
     }
 }
 
-/// Another prefill worker, for a decode worker that has been picked already.
-pub(super) fn choose_next_prefill(
-    router: &mut Router,
-    context: &SelectionContext<'_>,
-    decode: &Rc<Worker>,
-) -> Option<Chosen> {
-    let next = choose_prefill(router, context, Some(decode), Step::Commit).ok()?;
-    take(router, Role::Prefill, context, &next);
-    Some(next)
-}
-
 /// A prefill worker: bound (not required for a query if none is bound), not tried yet, and with a decode worker to hand
-/// over to; if decode has been picked already, exactly that one.
-fn choose_prefill(
+/// over to; if decode has been picked already, exactly that one. No cursor moves.
+pub(super) fn choose_prefill(
     router: &mut Router,
     context: &SelectionContext<'_>,
     decode: Option<&Rc<Worker>>,
@@ -300,7 +268,8 @@ fn prefill_candidates(
     })
 }
 
-fn choose_decode(
+/// A decode worker within these constraints, and its alternatives. No cursor moves.
+pub(super) fn choose_decode(
     router: &mut Router,
     context: &SelectionContext<'_>,
     constraints: &Constraints,
@@ -413,7 +382,7 @@ fn pick(
         members,
         slowness: &slowness,
         snapshots: ledger.snapshots(rate),
-        prefixes,
+        depths: prefixes.depths(),
         wanted,
         prefers,
     };

@@ -4,7 +4,6 @@
 use super::Explain;
 use super::explain::{self, Explained};
 use super::model_workers::RankSlot;
-use super::prefixes::Prefixes;
 use crate::config::Pool;
 use crate::fleet::{Fleet, Role, TargetKey};
 use crate::handoff::rooms::Rooms;
@@ -57,7 +56,6 @@ impl Chooser {
         self.decode.keep(fleet);
     }
 
-    /// Sets the owner of the rooms to come.
     pub(super) fn own_rooms(&mut self, owner: u64) {
         self.rooms = Rooms::new(owner);
     }
@@ -167,7 +165,8 @@ pub(super) struct Ranks<'r> {
     /// Slowness of each rank against the common prefill rate.
     pub(super) slowness: &'r [f32],
     pub(super) snapshots: LoadSnapshots<'r>,
-    pub(super) prefixes: &'r Prefixes,
+    /// Leading blocks of the prompt that each slot holds.
+    pub(super) depths: &'r [u32],
     pub(super) wanted: &'r Constraints,
     /// Whether the request has any preference.
     pub(super) prefers: bool,
@@ -192,11 +191,61 @@ impl Ranks<'_> {
         Candidate {
             target: &member.target,
             snapshot: self.snapshots.of(member.slot, f64::from(slowness)),
-            overlap: self.prefixes.depth(member.slot),
+            overlap: self.depths.get(member.slot).copied().unwrap_or(0),
             factor: match self.prefers {
                 true => self.wanted.cost_factor(&member.target.worker),
                 false => 1.0,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn chooser(selection: &str) -> (Chooser, Pool) {
+        let document = format!(
+            r#"{{"pools":[{{"name":"p","protocol":"nixl","selection":{selection},"discovery":{{"static":{{"workers":[]}}}}}}]}}"#
+        );
+        let pool = Config::parse(document.as_bytes()).unwrap().pools.remove(0);
+        (Chooser::new(&pool, 1, 1), pool)
+    }
+
+    #[test]
+    fn frontends_take_turns_and_none_has_none() {
+        let (mut chooser, _) = chooser("{}");
+        let turns = [3, 3, 3, 3, 2].map(|count| chooser.next_frontend(count));
+        assert_eq!(turns, [0, 1, 2, 0, 0]);
+        assert_eq!(chooser.next_frontend(0), 0);
+    }
+
+    #[test]
+    fn held_blocks_matter_where_a_policy_reads_them_or_a_decode_worker_may_keep_the_prompt() {
+        let by_cost = chooser(r#"{"prefill":"kv","decode":"least_loaded"}"#).0;
+        let none = DecodeCredit::Nothing;
+        assert!(by_cost.remembers(Role::Prefill, none));
+        assert!(!by_cost.remembers(Role::Decode, none));
+        assert!(!by_cost.remembers(Role::Aggregated, none));
+        assert!(by_cost.remembers(Role::Decode, DecodeCredit::Counts));
+        assert!(by_cost.remembers(Role::Aggregated, DecodeCredit::Counts));
+        assert_eq!(by_cost.reads(), Reads::Overlap);
+    }
+
+    #[test]
+    fn an_explanation_is_collected_for_a_trusted_caller_alone_and_is_none_without_a_choice() {
+        let (mut chooser, mut pool) = chooser("{}");
+        for (wanted, trust_clients, is_collected) in [
+            (Explain::No, true, false),
+            (Explain::ForLog, false, true),
+            (Explain::ForCaller, false, false),
+            (Explain::ForCaller, true, true),
+        ] {
+            pool.trust_clients = trust_clients;
+            chooser.explain(wanted, &pool);
+            assert_eq!(chooser.explained.is_some(), is_collected, "{wanted:?}");
+            assert_eq!(chooser.take_explanation(), None);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The rules are Dynamo's (routing semantics, A.5), plus one for prompts that are short in themselves. A client can neither
 //! force nor forge the outcome; a request that names a prefill worker always gets a pair.
 
-use super::choice::{Chosen, Whole, look_at_decode, look_at_prefill, take};
+use super::choice::{Chosen, Step, Whole, choose_decode, choose_prefill, named_decode, take};
 use super::selection_request::SelectionContext;
 use super::{Refusal, Router};
 use crate::config::{Conditional, ConditionalPolicy, PrefillBusy};
@@ -16,11 +16,13 @@ pub(super) fn stays(router: &mut Router, context: &SelectionContext<'_>) -> Opti
         return None;
     }
     // The path through a pair reports any problem with the request.
-    let (decode, others) = look_at_decode(router, context).ok()?;
+    let constraints = &context.overrides.constraints;
+    let (decode, others) = choose_decode(router, context, constraints).ok()?;
     if vetoes(router, &conditional, context, &decode) {
         return None;
     }
-    let by_length = is_short(router, &conditional, context, &decode);
+    let uncached = decode.uncached_tokens(context.demand, &router.pool);
+    let by_length = is_short(&conditional, uncached, context.demand.prompt_tokens);
     let stays = match conditional.policy {
         ConditionalPolicy::IslBounding => by_length,
         ConditionalPolicy::PrefillLoad => prefill_is_busy(router, &conditional, context),
@@ -33,14 +35,7 @@ pub(super) fn stays(router: &mut Router, context: &SelectionContext<'_>) -> Opti
     Some(Whole { decode, others })
 }
 
-fn is_short(
-    router: &Router,
-    conditional: &Conditional,
-    context: &SelectionContext<'_>,
-    decode: &Chosen,
-) -> bool {
-    let prompt = context.demand.prompt_tokens;
-    let uncached = decode.uncached_tokens(context.demand, &router.pool);
+fn is_short(conditional: &Conditional, uncached: u64, prompt: u64) -> bool {
     let is_small_share = (uncached as f64) < conditional.uncached_share * prompt as f64;
     uncached < conditional.short_tokens
         || (uncached < conditional.uncached_tokens && is_small_share)
@@ -52,7 +47,8 @@ fn prefill_is_busy(
     conditional: &Conditional,
     context: &SelectionContext<'_>,
 ) -> bool {
-    let prefill = match look_at_prefill(router, context) {
+    let decode = named_decode(router, context);
+    let prefill = match choose_prefill(router, context, decode.as_ref(), Step::Commit) {
         Ok(prefill) => prefill,
         Err(refusal) => return matches!(refusal, Refusal::Overloaded { .. }),
     };

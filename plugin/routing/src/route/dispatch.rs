@@ -10,7 +10,7 @@ use crate::handoff::HeaderValue;
 use crate::json::Edits;
 
 /// A leg that the proxy forwards.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Dispatch {
     /// Destinations in order: the next one only if no connection could be made, so that the same bytes fit. Empty: the
     /// cluster's own fallback decides.
@@ -37,16 +37,6 @@ pub struct Patience {
 }
 
 impl Dispatch {
-    /// A leg to the host that the cluster's own fallback picks.
-    pub(super) fn anywhere() -> Self {
-        Self {
-            destinations: Vec::new(),
-            headers: Vec::new(),
-            edits: None,
-            patience: Patience::default(),
-        }
-    }
-
     /// A leg to a worker, and after it the others to which the same bytes may go if it refuses the connection.
     pub(super) fn to(first: &Target, others: &[Target], pool: &Pool) -> Self {
         let rest = others.iter().filter_map(|other| other.worker.address);
@@ -54,40 +44,19 @@ impl Dispatch {
         Self {
             destinations: destinations.take(attempts(pool)).collect(),
             headers: rank_header(first),
-            ..Self::anywhere()
+            ..Self::default()
         }
-    }
-
-    /// A leg that a worker answers, with these headers: to the worker itself, or to a frontend.
-    pub(super) fn through(
-        worker: &Target,
-        others: &[Target],
-        headers: Vec<HeaderValue>,
-        pool: &Pool,
-        chooser: &mut Chooser,
-    ) -> Self {
-        if !pool.rules().reaches_workers {
-            return Self::to_frontends(headers, pool, chooser);
-        }
-        let mut dispatch = Self::to(worker, others, pool);
-        dispatch.headers.extend(headers);
-        dispatch
     }
 
     /// A leg to a frontend, each in turn first, the others after it.
-    pub(super) fn to_frontends(
-        headers: Vec<HeaderValue>,
-        pool: &Pool,
-        chooser: &mut Chooser,
-    ) -> Self {
+    pub(super) fn to_frontends(pool: &Pool, chooser: &mut Chooser) -> Self {
         let frontends = &pool.frontends;
         let first = chooser.next_frontend(frontends.len());
         let turned = frontends.iter().cycle().skip(first);
         let count = frontends.len().min(attempts(pool));
         Self {
             destinations: turned.take(count).copied().collect(),
-            headers,
-            ..Self::anywhere()
+            ..Self::default()
         }
     }
 }

@@ -4,15 +4,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::choice::{Pair, Step, Whole, choose_pair, look_at_decode, pick_whole, take};
+use super::choice::{Pair, Step, Whole, choose_decode, choose_pair, pick_whole, take};
 use super::prefill::reading;
 use super::recovery::{Recovery, RetryBudget, Way};
 use super::retry::RetrySnapshot;
 use super::selection_request::{Demand, SelectionContext, context};
 use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
-use crate::config::Pool;
-use crate::fleet::{Role, TargetKey};
-use crate::json::Edits;
+use crate::fleet::{Role, Target, TargetKey};
+use crate::handoff::HeaderValue;
 use crate::model_state::{ModelKey, ModelState};
 use crate::rendezvous::OnPrefillAbsent;
 use crate::rendezvous::{Mode, ServingDecision};
@@ -65,7 +64,8 @@ pub(super) fn forward_decode(
     context: &SelectionContext<'_>,
     request: &Request<'_>,
 ) -> Result<Plan, Refusal> {
-    let (decode, others) = look_at_decode(router, context)?;
+    let constraints = &context.overrides.constraints;
+    let (decode, others) = choose_decode(router, context, constraints)?;
     take(router, Role::Decode, context, &decode);
     let pool = &router.pool;
     let snapshot = Rc::new(RetrySnapshot::of(context, request));
@@ -91,18 +91,11 @@ pub(super) fn forward_pair(
     context: &SelectionContext<'_>,
     request: Option<&Request<'_>>,
 ) -> Plan {
-    let Router {
-        pool,
-        chooser,
-        ledger,
-        ..
-    } = router;
     let (prefill, decode) = (&pair.prefill.target, &pair.decode.target);
-    let headers = pool.engine().pair_headers(prefill, decode);
-    let mut dispatch = Dispatch::through(decode, &pair.others, headers, pool, chooser);
-    dispatch.edits = without_overrides(request, pool);
+    let headers = router.pool.engine().pair_headers(prefill, decode);
+    let dispatch = dispatch(router, decode, &pair.others, headers, request);
     let reads = pair.prefill.key();
-    let assignment = pair.assign(context.demand, pool, ledger);
+    let assignment = pair.assign(context.demand, &router.pool, &mut router.ledger);
     let forwarded = (dispatch, assignment);
     forward(router, forwarded, context, request, Way::Pair, reads)
 }
@@ -115,23 +108,37 @@ pub(super) fn forward_whole(
     fallback: Option<Fallback>,
     request: Option<&Request<'_>>,
 ) -> Plan {
-    let Router {
-        pool,
-        chooser,
-        ledger,
-        ..
-    } = router;
     let worker = &whole.decode.target;
-    let headers = pool.engine().worker_headers(worker);
-    let mut dispatch = Dispatch::through(worker, &whole.others, headers, pool, chooser);
-    dispatch.edits = without_overrides(request, pool);
+    let headers = router.pool.engine().worker_headers(worker);
+    let dispatch = dispatch(router, worker, &whole.others, headers, request);
     let reads = whole.decode.key();
     let assignment = Assignment {
         fallback,
-        ..whole.assign(context.demand, pool, ledger)
+        ..whole.assign(context.demand, &router.pool, &mut router.ledger)
     };
     let forwarded = (dispatch, assignment);
     forward(router, forwarded, context, request, Way::Whole, reads)
+}
+
+/// A leg with these headers that a worker answers: to the worker itself, or to a frontend. It carries no untrusted caller's
+/// routing overrides.
+fn dispatch(
+    router: &mut Router,
+    worker: &Target,
+    others: &[Target],
+    headers: Vec<HeaderValue>,
+    request: Option<&Request<'_>>,
+) -> Dispatch {
+    let Router { pool, chooser, .. } = router;
+    let mut dispatch = match pool.rules().reaches_workers {
+        true => Dispatch::to(worker, others, pool),
+        false => Dispatch::to_frontends(pool, chooser),
+    };
+    dispatch.headers.extend(headers);
+    if !pool.trust_clients {
+        dispatch.edits = request.and_then(|request| pool.engine().without_overrides(request));
+    }
+    dispatch
 }
 
 /// Forwards a leg whose prompt the rank `reads` is yet to read, out of the filter's sight.
@@ -154,12 +161,4 @@ fn forward(
         assignment.recovery = Some(Recovery::new(snapshot, way, budget));
     }
     Plan::Forward(dispatch, assignment)
-}
-
-/// Edits that hide an untrusted caller's routing overrides from the backend.
-fn without_overrides(request: Option<&Request<'_>>, pool: &Pool) -> Option<Edits> {
-    match pool.trust_clients {
-        true => None,
-        false => pool.engine().without_overrides(request?),
-    }
 }

@@ -6,6 +6,9 @@
 //! refusal; both workers are picked and booked in one step, before the next request is handled. In direct mode the request
 //! is forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or runs concurrently, and is
 //! consumed by the prefill answer.
+//!
+//! A [`Router`] is composed of members, each of which answers for itself. What needs one or two of them is a method of one;
+//! a step that leads through more is a function of the step's module, and takes the router.
 
 mod after_prefill;
 mod assignment;
@@ -71,7 +74,7 @@ use chooser::Chooser;
 use health::HealthRecords;
 use notes::Notes;
 use prefixes::Prefixes;
-use reports::{CapacityChange, News};
+use reports::News;
 use workers::Workers;
 
 /// Routes the requests of one pool on one thread.
@@ -311,8 +314,7 @@ impl Router {
             let at = asked_at(report);
             let (reports, _) = self.workers.reports_mut();
             let (pool, ledger) = (&self.pool, &self.ledger);
-            let change = reports.take(&worker, *report, at, mean_prompt, pool, ledger);
-            has_capacity_changed |= change == CapacityChange::Yes;
+            has_capacity_changed |= reports.take(&worker, *report, at, mean_prompt, pool, ledger);
         }
         if has_capacity_changed {
             self.open_ranks();

@@ -73,13 +73,6 @@ pub struct Lost {
     pub blocks: u64,
 }
 
-/// Whether decode may be sent to the hosts of a hand-off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Allowed {
-    Yes,
-    No,
-}
-
 /// Notes until they are taken.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
@@ -125,17 +118,17 @@ impl Notes {
         *chosen_blocks = chosen_blocks.saturating_add(u64::from(chosen.overlap));
     }
 
-    /// Checks the hosts that this worker's hand-off names for decode to fetch from against the pool's networks.
+    /// Whether decode may fetch from the hosts that this worker's hand-off names, by the pool's networks.
     pub(super) fn allow_hosts(
         &mut self,
         worker: &Worker,
         named: &[String],
         networks: &[Network],
-    ) -> Allowed {
+    ) -> bool {
         let own = worker.address.map(|address| address.ip());
         let name = &worker.name;
         match hosts::look(named, own, networks) {
-            None => Allowed::Yes,
+            None => true,
             Some(Oddity::Elsewhere(host)) => {
                 let host = excerpt(host, NAME);
                 if self.warned.insert(worker.id) {
@@ -143,14 +136,14 @@ impl Notes {
                         "the hand-offs of prefill worker {name} name the host {host}, which is not its own address"
                     ));
                 }
-                Allowed::Yes
+                true
             }
             Some(Oddity::Outside(host)) => {
                 let host = excerpt(host, NAME);
                 self.remark(format!(
                     "a hand-off of prefill worker {name} names the host {host}, which lies in none of handoff.networks"
                 ));
-                Allowed::No
+                false
             }
         }
     }
@@ -182,5 +175,64 @@ impl Notes {
 
     pub(super) fn take_remarks(&mut self) -> Vec<String> {
         take(&mut self.remarks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::Target;
+
+    fn worker(address: &str) -> Rc<Worker> {
+        let address = address.parse().unwrap();
+        Rc::new(Worker::new(WorkerId(1), Role::Prefill, Some(address)))
+    }
+
+    #[test]
+    fn the_prompt_counts_once_for_a_pair() {
+        let worker = worker("10.0.0.1:80");
+        let chosen = Chosen {
+            target: Target::whole(&worker),
+            slot: 0,
+            overlap: 1,
+            possible: 2,
+        };
+        let blocks = Blocks {
+            sequence: vec![1, 2, 3, 4],
+            ..Blocks::default()
+        };
+        let mut notes = Notes::default();
+        notes.count(Role::Prefill, &blocks, &chosen);
+        notes.count(Role::Decode, &blocks, &chosen);
+        let tally = notes.take_tally();
+        assert_eq!(tally.picks.len(), 2);
+        let Tally {
+            prompt_blocks,
+            possible_blocks,
+            chosen_blocks,
+            ..
+        } = tally;
+        assert_eq!((prompt_blocks, possible_blocks, chosen_blocks), (4, 2, 1));
+        assert_eq!(tally.hits, BTreeMap::from([(25, 1)]));
+        assert!(notes.take_tally().picks.is_empty());
+    }
+
+    #[test]
+    fn a_foreign_host_is_remarked_once_and_a_forbidden_one_each_time_up_to_a_number() {
+        let (worker, mut notes) = (worker("10.0.0.1:80"), Notes::default());
+        let foreign = ["10.0.0.2".to_owned()];
+        for _ in 0..2 {
+            assert!(notes.allow_hosts(&worker, &foreign, &[]));
+        }
+        assert_eq!(notes.take_remarks().len(), 1);
+        notes.keep(&Fleet::default());
+        assert!(notes.allow_hosts(&worker, &foreign, &[]));
+        assert_eq!(notes.take_remarks().len(), 1);
+
+        let networks = ["10.0.1.0/24".parse().unwrap()];
+        for _ in 0..100 {
+            assert!(!notes.allow_hosts(&worker, &foreign, &networks));
+        }
+        assert_eq!(notes.take_remarks().len(), MOST_REMARKS);
     }
 }

@@ -18,6 +18,7 @@ use crate::admission::{Full, QueueKey, Waiter};
 use crate::fleet::{Condition, Role, Target};
 use crate::handoff::{HandoffPair, Prefill};
 use crate::load::BookedAnswer;
+use crate::model_state::ModelKey;
 use crate::rendezvous::{NotServed, ServingDecision};
 use crate::request::rename::{self, Renamed};
 use crate::request::{Generation, Head, Kind, Request, RoutingOverrides, check_unread};
@@ -47,8 +48,7 @@ impl Router {
     /// # Errors
     /// When there is no worker.
     pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
-        let outcome = plain_to_one(self, subset);
-        or_anywhere(self, outcome, subset)
+        plain_to_one(self, subset).or_else(|refusal| or_anywhere(self, refusal, subset))
     }
 
     /// Plans a request that generates text, from its body.
@@ -64,7 +64,7 @@ impl Router {
         self.advance(input.now);
         self.chooser.explain(input.explain, &self.pool);
         let outcome = plan_body(self, generation, body, input);
-        or_forward_anywhere(self, outcome, input.subset)
+        outcome.or_else(|refusal| forwarded(or_anywhere(self, refusal, input.subset)))
     }
 
     /// Plans a body that its headers declare encoded, like one that cannot be read. An engine may read it all the same: the
@@ -98,7 +98,7 @@ impl Router {
             false => otherwise,
         };
         let outcome = forward_by_load(self, otherwise, subset);
-        or_forward_anywhere(self, outcome, subset)
+        outcome.or_else(|refusal| forwarded(or_anywhere(self, refusal, subset)))
     }
 
     /// Selects the workers for a parsed request and books them, in one step: a pair, or an aggregated worker. `now` is the
@@ -149,7 +149,7 @@ impl Router {
         }
         self.queue.serve(queued.waiter);
         let subset = queued.terms.demand.subset.as_deref();
-        Some(or_forward_anywhere(self, outcome, subset))
+        Some(outcome.or_else(|refusal| forwarded(or_anywhere(self, refusal, subset))))
     }
 
     /// The requests to be tried now, in order, after a booking has ended or the fleet has changed.
@@ -190,32 +190,20 @@ impl Router {
     }
 }
 
-/// In an open pool, a request goes to the host that the cluster picks, unless the gateway limits the endpoints.
+/// In an open pool, a refused request goes to the host that the cluster picks, unless the gateway limits the endpoints.
 fn or_anywhere(
     router: &Router,
-    outcome: Result<(Dispatch, Assignment), Refusal>,
+    refusal: Refusal,
     subset: Option<&Subset>,
 ) -> Result<(Dispatch, Assignment), Refusal> {
-    let is_open = || subset.is_none() && router.workers.is_open(&router.pool);
-    match outcome {
-        Err(refusal) if refusal.is_emptiness() && is_open() => {
-            let assignment = Assignment {
-                fallback: Some(Fallback::FleetEmpty),
-                ..Assignment::default()
-            };
-            Ok((Dispatch::anywhere(), assignment))
-        }
-        other => other,
+    if !refusal.is_emptiness() || subset.is_some() || !router.workers.is_open(&router.pool) {
+        return Err(refusal);
     }
-}
-
-/// The same for a request that generates text.
-fn or_forward_anywhere(
-    router: &Router,
-    outcome: Result<Plan, Refusal>,
-    subset: Option<&Subset>,
-) -> Result<Plan, Refusal> {
-    outcome.or_else(|refusal| forwarded(or_anywhere(router, Err(refusal), subset)))
+    let assignment = Assignment {
+        fallback: Some(Fallback::FleetEmpty),
+        ..Assignment::default()
+    };
+    Ok((Dispatch::default(), assignment))
 }
 
 fn forwarded(outcome: Result<(Dispatch, Assignment), Refusal>) -> Result<Plan, Refusal> {
@@ -235,7 +223,7 @@ fn plain_to_one(
         ..
     } = router;
     if !pool.rules().reaches_workers {
-        let dispatch = Dispatch::to_frontends(Vec::new(), pool, chooser);
+        let dispatch = Dispatch::to_frontends(pool, chooser);
         return Ok((dispatch, Assignment::default()));
     }
     let decoders = workers.fleet().open();
@@ -318,26 +306,38 @@ fn plan_body(
         since: input.now,
     };
     let context = context(router, &key, &overrides, &demand);
-    let overloaded = match plan_at(router, &context, decision, &request, input.now) {
+    match plan_at(router, &context, decision, &request, input.now) {
         // A sheddable request does not wait.
-        Err(refusal @ Refusal::Overloaded { .. }) if !overrides.query && queue_key.rank >= 0 => {
-            refusal
-        }
-        outcome => return outcome,
-    };
-    let Some(queue) = &router.pool.admission.queue else {
-        return Err(overloaded);
-    };
-    match router.queue.join(&key, queue_key, queue) {
-        Ok(waiter) => Ok(Plan::Wait(Box::new(QueueTicket {
-            waiter,
-            parsed: request.parsed(),
-            terms: QueuedChoice {
+        Err(overloaded @ Refusal::Overloaded { .. }) if !overrides.query && queue_key.rank >= 0 => {
+            let terms = QueuedChoice {
                 adopted: router.workers.adopted(),
                 overrides,
                 demand,
                 model,
-            },
+            };
+            wait(router, &key, queue_key, &request, terms, overloaded)
+        }
+        outcome => outcome,
+    }
+}
+
+/// Queues a request, if allowed.
+fn wait(
+    router: &mut Router,
+    key: &ModelKey,
+    queue_key: QueueKey,
+    request: &Request<'_>,
+    terms: QueuedChoice,
+    overloaded: Refusal,
+) -> Result<Plan, Refusal> {
+    let Some(queue) = &router.pool.admission.queue else {
+        return Err(overloaded);
+    };
+    match router.queue.join(key, queue_key, queue) {
+        Ok(waiter) => Ok(Plan::Wait(Box::new(QueueTicket {
+            waiter,
+            parsed: request.parsed(),
+            terms,
         }))),
         Err(Full { waiting, allowed }) => Err(Refusal::QueueFull { waiting, allowed }),
     }

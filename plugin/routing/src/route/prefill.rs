@@ -6,10 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-use super::choice::{Chosen, Pair, choose_next_prefill, replace_decode};
+use super::choice::{Chosen, Pair, Step, choose_prefill, replace_decode, take};
 use super::dispatch::rank_header;
 use super::health::EndedCall;
-use super::notes::Allowed;
 use super::recovery::{Recovery, RetryBudget, Way, excluded};
 use super::retry::RetrySnapshot;
 use super::selection_request::SelectionContext;
@@ -17,7 +16,7 @@ use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Route
 use crate::answer::Verdict;
 use crate::answer::usage;
 use crate::config::OnPrefillFailure;
-use crate::fleet::{Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
 use crate::handoff::{
     Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Prefill, Staged, without_handoff_fields,
@@ -376,7 +375,7 @@ impl PrefillPhase {
         }
         let Router { notes, pool, .. } = router;
         let networks = &pool.handoff.networks;
-        if notes.allow_hosts(self.worker(), &staged.hosts, networks) == Allowed::No {
+        if !notes.allow_hosts(self.worker(), &staged.hosts, networks) {
             router.notes.lose(staged.blocks);
             // The hand-off would send decode to a host that is not allowed: it is dropped, and the worker has failed.
             let end = self.ended(Came::NoHandoff, client, router);
@@ -562,10 +561,13 @@ impl PrefillPhase {
             return None;
         }
         let excluded = excluded(router.workers.fleet(), &self.snapshot, Leg::Prefill);
+        let decode = &self.decode.target.worker;
         let next = excluded.iter().find_map(|excluded| {
             let excluded = [excluded.as_slice(), besides].concat();
             let context = self.snapshot.context(router, &excluded);
-            choose_next_prefill(router, &context, &self.decode.target.worker)
+            let next = choose_prefill(router, &context, Some(decode), Step::Commit).ok()?;
+            take(router, Role::Prefill, &context, &next);
+            Some(next)
         })?;
         self.snapshot.trail.borrow_mut().called(Leg::Prefill);
         Some(next)

@@ -113,6 +113,11 @@ impl Prefixes {
         }
     }
 
+    /// Leading blocks of the prompt last looked up that each slot holds.
+    pub(super) fn depths(&self) -> &[u32] {
+        &self.depths
+    }
+
     /// Leading blocks of the prompt last looked up that a slot holds.
     pub(super) fn depth(&self, slot: usize) -> u32 {
         self.depths.get(slot).copied().unwrap_or(0)
@@ -149,13 +154,96 @@ impl Prefixes {
         }
     }
 
-    /// Starts to keep decisions.
     pub(super) fn keep_decisions(&mut self) {
         self.pending.get_or_insert_default();
     }
 
-    /// Takes the decisions since the last call.
     pub(super) fn take_decisions(&mut self) -> Vec<Decision> {
         self.pending.as_mut().map(take).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::fleet::{Role, Target, WorkerId};
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    /// The prefixes of one worker with one open rank, and that rank as chosen.
+    fn one_rank() -> (Prefixes, Ledger, Chosen) {
+        let document =
+            br#"{"pools":[{"name":"p","protocol":"nixl","discovery":{"static":{"workers":[]}}}]}"#;
+        let pool = Config::parse(document).unwrap().pools.remove(0);
+        let (mut prefixes, mut ledger) = (Prefixes::new(&pool), Ledger::default());
+        let worker = Rc::new(Worker::new(WorkerId(1), Role::Prefill, None));
+        let target = Target::whole(&worker);
+        prefixes.open([(target.key(), None)].into_iter(), &mut ledger);
+        let chosen = Chosen {
+            slot: ledger.slot(target.key()),
+            target,
+            overlap: 0,
+            possible: 0,
+        };
+        (prefixes, ledger, chosen)
+    }
+
+    fn blocks(sequence: &[u64]) -> Blocks {
+        Blocks {
+            sequence: sequence.to_vec(),
+            ..Blocks::default()
+        }
+    }
+
+    fn depth(prefixes: &mut Prefixes, slot: usize, sequence: &[u64]) -> u32 {
+        prefixes.look_up(Some(&blocks(sequence)), NOW);
+        prefixes.depth(slot)
+    }
+
+    #[test]
+    fn a_rank_holds_what_it_was_sent_until_its_cache_is_lost_or_it_leaves() {
+        let (mut prefixes, mut ledger, chosen) = one_rank();
+        prefixes.remember(&chosen, &blocks(&[1, 2]), NOW);
+        assert_eq!(depth(&mut prefixes, chosen.slot, &[1, 2, 3]), 2);
+        assert_eq!(prefixes.deepest([chosen.slot].into_iter()), 2);
+        // An unchanged capacity forgets nothing.
+        prefixes.open([(chosen.key(), None)].into_iter(), &mut ledger);
+        assert_eq!(prefixes.held(&chosen.target.worker), 2);
+        prefixes.forget_cache(&chosen.target.worker);
+        assert_eq!(depth(&mut prefixes, chosen.slot, &[1, 2, 3]), 0);
+
+        prefixes.remember(&chosen, &blocks(&[1, 2]), NOW);
+        prefixes.keep(|_| false);
+        assert_eq!(prefixes.held(&chosen.target.worker), 0);
+    }
+
+    #[test]
+    fn nothing_is_held_of_a_prompt_that_is_not_looked_up() {
+        let (mut prefixes, _, chosen) = one_rank();
+        prefixes.remember(&chosen, &blocks(&[1]), NOW);
+        assert_eq!(depth(&mut prefixes, chosen.slot, &[1]), 1);
+        prefixes.look_up(None, NOW);
+        assert_eq!(prefixes.depth(chosen.slot), 0);
+        assert_eq!(prefixes.deepest([chosen.slot].into_iter()), 0);
+    }
+
+    #[test]
+    fn a_decision_is_kept_if_asked_for_and_applied_without_being_kept_again() {
+        let (mut prefixes, _, chosen) = one_rank();
+        prefixes.remember(&chosen, &blocks(&[1]), NOW);
+        assert!(prefixes.take_decisions().is_empty());
+        prefixes.keep_decisions();
+        prefixes.remember(&chosen, &blocks(&[1]), NOW);
+        assert!(prefixes.take_decisions().is_empty());
+        prefixes.remember(&chosen, &blocks(&[1, 2]), NOW);
+        let [decision] = prefixes.take_decisions().try_into().unwrap();
+        assert_eq!(decision.key, chosen.key());
+
+        let (mut others, _, chosen) = one_rank();
+        others.keep_decisions();
+        others.apply(&decision, NOW);
+        assert_eq!(depth(&mut others, chosen.slot, &[1, 2]), 2);
+        assert!(others.take_decisions().is_empty());
     }
 }

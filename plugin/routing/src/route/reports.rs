@@ -107,13 +107,6 @@ pub(super) enum News {
     AnotherLife,
 }
 
-/// Whether a report has changed the capacity of its worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CapacityChange {
-    Yes,
-    No,
-}
-
 /// The newest report of a worker, and the external load by this and earlier reports.
 #[derive(Debug)]
 struct LatestReport {
@@ -143,7 +136,6 @@ impl Reports {
         self.of.get(&worker).map(|latest| &latest.report)
     }
 
-    /// Takes the warnings since the last call.
     pub(super) fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
@@ -177,7 +169,8 @@ impl Reports {
         }
     }
 
-    /// Takes a report from `at` by this VM's clock; `mean_prompt`: tokens of a waiting prompt. [`Reports::believe`] must follow.
+    /// Takes a report from `at` by this VM's clock; `mean_prompt`: tokens of a waiting prompt. Returns whether the
+    /// worker's capacity has changed. [`Reports::believe`] must follow.
     pub(super) fn take(
         &mut self,
         worker: &Rc<Worker>,
@@ -186,7 +179,7 @@ impl Reports {
         mean_prompt: f64,
         pool: &Pool,
         ledger: &Ledger,
-    ) -> CapacityChange {
+    ) -> bool {
         let last = self.of.get(&worker.id);
         let report = report.after(last.map(|last| &last.report));
         let before = last.map(|last| (last.report.kv_blocks, last.report.block_tokens));
@@ -194,10 +187,7 @@ impl Reports {
         let beyond = beyond(worker, &report, at, mean_prompt, pool, ledger).after(earlier);
         self.warn(worker, &report, pool.block_tokens);
         self.of.insert(worker.id, LatestReport { report, beyond });
-        match before == Some((report.kv_blocks, report.block_tokens)) {
-            true => CapacityChange::No,
-            false => CapacityChange::Yes,
-        }
+        before != Some((report.kv_blocks, report.block_tokens))
     }
 
     fn warn(&mut self, worker: &Worker, report: &Report, block_tokens: u32) {

@@ -13,14 +13,20 @@ use crate::request::{Request, RoutingOverrides};
 use crate::selection::Random;
 use crate::selection::eligibility::Subset;
 
-/// The model that a name stands for, and the adapter if the name is one's. Drops stale pins.
+/// The model that a name stands for, and the adapter if the name is one's; none for an empty name. Drops stale pins.
 pub(super) fn look_up(
     router: &Router,
     name: &str,
     overrides: &mut RoutingOverrides,
 ) -> Result<(Option<String>, Option<Rc<str>>), Refusal> {
     let (workers, pool) = (&router.workers, &router.pool);
-    let found = workers.look_up(name, pool)?;
+    let found = match name {
+        "" => (None, None),
+        name => {
+            let (model, adapter) = workers.model_of(name, pool)?;
+            (Some(model), adapter)
+        }
+    };
     drop_stale(overrides, workers.fleet(), pool, &router.chooser)?;
     Ok(found)
 }

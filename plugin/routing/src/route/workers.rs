@@ -195,21 +195,6 @@ impl Workers {
         }
     }
 
-    /// The model that a name stands for, and the adapter if the name is one's; none for an empty name.
-    pub(super) fn look_up(
-        &self,
-        name: &str,
-        pool: &Pool,
-    ) -> Result<(Option<String>, Option<Rc<str>>), Refusal> {
-        match name {
-            "" => Ok((None, None)),
-            name => {
-                let (model, adapter) = self.model_of(name, pool)?;
-                Ok((Some(model), adapter))
-            }
-        }
-    }
-
     /// Whether a model's normal request would be served now: if any model key serves it; else the reason nearest to being
     /// served.
     pub(super) fn can_serve(&self, model: &str, pool: &Pool) -> Result<(), Refusal> {
