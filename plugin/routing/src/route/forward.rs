@@ -13,8 +13,7 @@ use super::{Assignment, Dispatch, Fallback, Plan, Refusal, Router};
 use crate::fleet::{Role, Target, TargetKey};
 use crate::handoff::HeaderValue;
 use crate::model_state::{ModelKey, ModelState};
-use crate::rendezvous::OnPrefillAbsent;
-use crate::rendezvous::{Mode, ServingDecision};
+use crate::rendezvous::{Mode, OnPrefillAbsent, ServingDecision};
 use crate::request::{Generation, Request, RoutingOverrides};
 use crate::selection::eligibility::Subset;
 

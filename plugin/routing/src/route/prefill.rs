@@ -299,8 +299,8 @@ impl PrefillPhase {
         );
         if is_for_good {
             let worker = self.prefill.target.worker.id;
-            let mut trail = self.snapshot.trail.borrow_mut();
-            trail.leave_out(Leg::Prefill, worker);
+            let trail = &self.snapshot.trail;
+            trail.borrow_mut().leave_out(Leg::Prefill, worker);
         }
     }
 

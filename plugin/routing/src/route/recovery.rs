@@ -55,23 +55,13 @@ impl RetryBudget {
     /// The budget left after a failure of this cost. A failure that cost nothing is charged to the recoveries only if no
     /// attempts are left.
     fn charged(self, cost: Cost) -> Option<Self> {
-        let Self {
-            recoveries,
-            attempts,
-        } = self;
         if cost == Cost::Nothing
-            && let Some(attempts) = attempts.checked_sub(1)
+            && let Some(attempts) = self.attempts.checked_sub(1)
         {
-            return Some(Self {
-                recoveries,
-                attempts,
-            });
+            return Some(Self { attempts, ..self });
         }
-        let recoveries = recoveries.checked_sub(1)?;
-        Some(Self {
-            recoveries,
-            attempts,
-        })
+        let recoveries = self.recoveries.checked_sub(1)?;
+        Some(Self { recoveries, ..self })
     }
 }
 

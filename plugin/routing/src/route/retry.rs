@@ -9,8 +9,7 @@ use super::selection_request::{Admit, Demand, SelectionContext, context};
 use super::trail::SharedTrail;
 use crate::fleet::WorkerId;
 use crate::model_state::ModelKey;
-use crate::request::AnswerForm;
-use crate::request::{Generation, Request, RoutingOverrides};
+use crate::request::{AnswerForm, Generation, Request, RoutingOverrides};
 
 /// A request that has been placed once.
 #[derive(Debug, Clone)]
