@@ -16,8 +16,6 @@ mod value;
 mod verdict;
 
 #[cfg(test)]
-mod golden;
-#[cfg(test)]
 mod tests;
 
 pub use prompt_logprobs::PromptLogprobs;

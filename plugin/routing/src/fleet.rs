@@ -333,16 +333,6 @@ impl Fleet {
             .find(|worker| worker.address == Some(address) && roles.contains(&worker.role))
     }
 
-    /// Whether any worker serves `model`.
-    pub fn knows_model(&self, model: &str) -> bool {
-        self.workers.iter().any(|worker| worker.serves(Some(model)))
-    }
-
-    /// Whether the workers are the same, whatever the versions.
-    pub fn same_workers(&self, other: &Self) -> bool {
-        self.workers == other.workers
-    }
-
     /// The encoding in which other threads adopt a fleet.
     pub fn encode(&self) -> Vec<u8> {
         let published = Published {

@@ -403,11 +403,6 @@ impl Refusal {
         matches!(self, Self::NoFleet | Self::NotServed(NotServed::Vacant))
     }
 
-    /// Whether the same request may succeed later.
-    pub fn is_retryable(&self) -> bool {
-        matches!(self.status(), 429 | 502 | 503 | 504)
-    }
-
     /// Seconds after which a client may try again; none if a retry would not help.
     pub fn retry_after_s(&self) -> Option<u32> {
         matches!(self.status(), 429 | 503).then_some(1)

@@ -1,9 +1,11 @@
 //! Tests of answers, whatever they contain and however they are cut.
 
+mod golden;
+
 use proptest::prelude::*;
 
-use super::golden::{GOLDEN, Golden, GoldenForm};
 use super::*;
+use golden::{GOLDEN, Golden, GoldenForm};
 
 fn read(parts: &[&[u8]]) -> Reader {
     let mut reader = Reader::of_events();

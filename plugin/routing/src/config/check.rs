@@ -121,7 +121,7 @@ impl Pool {
         self.check_frontends(at)?;
         self.check_picker(at)?;
         self.check_paths(at)?;
-        self.check_responses(at)?;
+        self.responses.check(self.rules(), at)?;
         self.check_policies(at)?;
         self.destinations
             .check(self.protocol, &format!("{at}.destinations"))?;

@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
+use super::ConfigError;
 use super::check::value;
-use super::{ConfigError, Pool};
+use crate::handoff::ProtocolRules;
 use crate::request::Generation;
 
 /// Handling of a request to `/v1/responses` in a pool of SGLang workers.
@@ -19,13 +20,13 @@ pub enum Responses {
     Split,
 }
 
-impl Pool {
-    pub(super) fn check_responses(&self, at: &str) -> Result<(), ConfigError> {
-        let splits = self.rules().split_if_configured;
-        match self.responses {
-            Responses::Whole => Ok(()),
-            Responses::Split if splits.contains(&Generation::Responses) => Ok(()),
-            Responses::Split => Err(value(
+impl Responses {
+    pub(super) fn check(self, rules: &ProtocolRules, at: &str) -> Result<(), ConfigError> {
+        let splits = rules.split_if_configured;
+        match self {
+            Self::Whole => Ok(()),
+            Self::Split if splits.contains(&Generation::Responses) => Ok(()),
+            Self::Split => Err(value(
                 &format!("{at}.responses"),
                 "\"split\" is for the protocol \"sglang\": with others the protocol alone says whether they are split; leave it out",
             )),

@@ -115,10 +115,9 @@ pub fn parse(body: &[u8], protocol: ProtocolName) -> Result<Vec<Worker>, Documen
 }
 
 #[cfg(test)]
-mod schema;
-
-#[cfg(test)]
 mod tests {
+    mod schema;
+
     use super::super::tests::{self, answer, pool};
     use super::*;
 

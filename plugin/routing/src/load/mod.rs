@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use crate::fleet::{Fleet, Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Fleet, TargetKey, Worker, WorkerId};
 use backlog::Ticket;
 use table::LoadTable;
 
@@ -84,8 +84,7 @@ impl Ledger {
 
     /// This VM's bookings on a worker, over all its ranks.
     pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
-        let ranks = worker.targets().map(|target: Target| target.key());
-        ranks.fold(Load::default(), |sum, key| sum.plus(self.load(key)))
+        self.sum(worker, |slot| self.table.load(slot))
     }
 
     /// The common prefill rate of the workers of these slots; none without any observation.

@@ -155,7 +155,7 @@ impl Ledger {
         self.table.load(slot).plus(elsewhere)
     }
 
-    fn sum(&self, worker: &Rc<Worker>, load: impl Fn(usize) -> Load) -> Load {
+    pub(super) fn sum(&self, worker: &Rc<Worker>, load: impl Fn(usize) -> Load) -> Load {
         let keys = worker.targets().map(|target: Target| target.key());
         let slots = keys.filter_map(|key| self.slots.get(&key).copied());
         slots.fold(Load::default(), |sum, slot| sum.plus(load(slot)))

@@ -273,9 +273,12 @@ impl RoutingOverrides {
         })
     }
 
-    /// The pin for a prefill worker. `backend_instance_id` does not pin one: any prefill worker may hand over to the backend.
-    pub fn prefill_pin(&self) -> Pin {
-        self.prefill
+    /// The pin for a role. `backend_instance_id` pins no prefill worker: any may hand over to the backend.
+    pub fn pin(&self, role: Role) -> Pin {
+        match role {
+            Role::Prefill => self.prefill,
+            Role::Decode | Role::Aggregated => self.decode_pin(),
+        }
     }
 
     /// The pin for a decode worker, or for the worker that runs the whole request.

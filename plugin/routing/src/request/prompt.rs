@@ -457,6 +457,4 @@ fn is_empty_list(value: &str) -> bool {
 }
 
 #[cfg(test)]
-mod properties;
-#[cfg(test)]
 mod tests;

@@ -1,19 +1,15 @@
 //! Owns the assignment: what a client's stream occupies while it lasts.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::Router;
-use super::after_prefill::CleanUpLeg;
-use super::health::Outcome;
+use super::notes::Facts;
 use super::recovery::Recovery;
-use super::tally::Facts;
 use super::trail::SharedTrail;
-use crate::fleet::{Role, TargetKey, Worker, WorkerId};
-use crate::handoff::{LegOrder, ProtocolRules, Staged};
+use crate::fleet::Worker;
+use crate::handoff::{LegOrder, ProtocolRules};
 use crate::load::{DecodeCharge, PrefillCharge};
-use crate::outcome::{Came, Leg, Meaning, judge};
+use crate::outcome::Leg;
 
 /// The workers and charges of a client's stream while it lasts. Dropping it frees everything.
 #[derive(Debug, Default)]
@@ -116,140 +112,5 @@ impl Assignment {
         self.prefill_charge = None;
         self.decode_charge = None;
         self.errand_charge = None;
-    }
-}
-
-impl Router {
-    /// Moves the charge to the worker that actually answered, if the proxy went on to another one of the list.
-    pub fn served_by(&mut self, assignment: &mut Assignment, address: SocketAddr) {
-        let Some(charge) = assignment.decode_charge.take() else {
-            return;
-        };
-        let served = self
-            .fleet
-            .at(address, &[Role::Decode, Role::Aggregated])
-            .cloned();
-        assignment.decode_charge = Some(match served {
-            Some(worker) if worker.id != charge.target().worker => {
-                if assignment.prefill.is_none() {
-                    // The first worker was to read the prompt: the answer of another one says nothing about its speed.
-                    assignment.prefill_charge = None;
-                }
-                let target = TargetKey {
-                    worker: worker.id,
-                    rank: charge.target().rank,
-                };
-                assignment.decode = Some(worker);
-                charge.moved_to(target, &mut self.ledger)
-            }
-            _ => charge,
-        });
-    }
-
-    /// Records how the leg that the client waits for has ended: before any of the answer was read or, if good, after.
-    /// Updates the health of the workers concerned, and returns the meaning.
-    pub fn leg_ended(&mut self, assignment: &mut Assignment, came: Came) -> Meaning {
-        let leg = assignment.leg(self.pool.rules());
-        let trail = assignment.trail.clone().unwrap_or_default();
-        let meaning = judge(leg, came, trail.borrow().before(leg));
-        if let Some(recovery) = &mut assignment.recovery
-            && !came.proves_unbegun()
-        {
-            recovery.staged = None;
-        }
-        let Some(worker) = &assignment.decode else {
-            return meaning;
-        };
-        let worker = worker.incarnation();
-        let partner = assignment
-            .prefill
-            .as_ref()
-            .map(|worker| worker.incarnation());
-        self.hold(meaning.held, leg, worker, partner, came, &trail);
-        trail.borrow_mut().ended(leg, worker.id, came);
-        if assignment.trail.is_none() {
-            self.settle_trail(&trail);
-        }
-        meaning
-    }
-
-    /// The answer has begun, and its client reads it. Earlier failures were not the request's fault, and the two workers of
-    /// a pair work with each other.
-    pub fn answer_begins(&mut self, assignment: &mut Assignment) {
-        assignment.recovery = None;
-        let leg = assignment.leg(self.pool.rules());
-        if let Some(trail) = &assignment.trail {
-            self.leg_succeeded(trail, leg);
-        }
-        if let (Some(prefill), Some(decode)) = (&assignment.prefill, &assignment.decode)
-            && leg != Leg::Frontend
-        {
-            self.pair_worked(prefill, decode);
-        }
-    }
-
-    /// The request has ended, in any way: its open suspicions are settled.
-    pub fn request_ended(&mut self, assignment: &Assignment) {
-        if let Some(trail) = &assignment.trail {
-            self.settle_trail(trail);
-        }
-    }
-
-    /// The leg that fetches a hand-off with which certainly no decode worker has begun; none if there is none, its lease is
-    /// over, or no worker could fetch it. Prefers a worker other than those that have refused it.
-    pub fn give_up_handoff(&mut self, assignment: &mut Assignment) -> Option<CleanUpLeg> {
-        let now = self.ledger.now();
-        let recovery = assignment.recovery.as_mut()?;
-        let staged = recovery.staged.take();
-        let staged = staged.filter(|staged| !staged.has_expired(now))?;
-        let snapshot = recovery.snapshot();
-        let prefill = assignment.prefill.clone()?;
-        let [_, left_out] = self.excluded(&snapshot, Leg::Decode);
-        let (decode, others) = [left_out.as_slice(), &[]].iter().find_map(|excluded| {
-            let context = snapshot.context(self, excluded);
-            self.replace_decode(&context, &prefill).ok()
-        })?;
-        let mut dispatch = self.dispatch_to(&decode.target, &others);
-        dispatch.edits = Some(staged.cleanup);
-        Some(CleanUpLeg {
-            dispatch,
-            blocks: staged.blocks,
-        })
-    }
-
-    /// Records that the workers at these addresses took no connection.
-    pub fn took_no_connection(&mut self, addresses: &[SocketAddr]) {
-        for address in addresses {
-            let worker = self.fleet.at(*address, &[Role::Decode, Role::Aggregated]);
-            if let Some(life) = worker.map(|worker| worker.incarnation()) {
-                self.record_outcome(life, Outcome::Unreachable);
-            }
-        }
-    }
-
-    /// The ids of the decode and aggregated workers at these addresses.
-    pub fn decoders_at(&self, addresses: &[SocketAddr]) -> Vec<WorkerId> {
-        let found = addresses
-            .iter()
-            .filter_map(|address| self.fleet.at(*address, &[Role::Decode, Role::Aggregated]));
-        found.map(|worker| worker.id).collect()
-    }
-
-    /// Records the decode worker, if it has changed since the request was planned, and moves the charge there. The hand-off
-    /// is kept as long as the leg is not known to have begun.
-    pub fn assign_decode(
-        &mut self,
-        assignment: &mut Assignment,
-        worker: &Rc<Worker>,
-        target: TargetKey,
-        staged: Staged,
-    ) {
-        if let Some(recovery) = &mut assignment.recovery {
-            recovery.staged = Some(staged);
-        }
-        if let Some(charge) = assignment.decode_charge.take() {
-            assignment.decode_charge = Some(charge.moved_to(target, &mut self.ledger));
-            assignment.decode = Some(Rc::clone(worker));
-        }
     }
 }

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::Router;
+use hashbrown::HashMap;
+
 use crate::config::{BootstrapSource, Pool};
-use crate::fleet::{Incarnation, Role, Target, Worker, WorkerId};
+use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::handoff::binding::{Binder, Binding, Bootstrap, EngineIds, Learned, QueriedCluster};
-use crate::handoff::{Handoff, Prefill};
 
 /// Query interval for a prefill worker without a binding: until bound, the worker serves no request.
 const UNBOUND_RENEWAL: Duration = Duration::from_millis(250);
@@ -40,75 +40,57 @@ pub struct Question {
     pub again: Duration,
 }
 
-impl Router {
-    /// Binds workers that need no query: the bootstrap server's port is configured, or comes from discovery.
-    pub(super) fn bind_what_is_known(&mut self) {
-        let learned = self.pool.engine().binder().map(Binder::learned);
-        if learned != Some(Learned::Port) {
-            return;
-        }
-        let prefills: Vec<Rc<Worker>> = self.fleet.of_role(Role::Prefill).cloned().collect();
-        for worker in prefills {
-            if let Some((address, port)) = worker.address.zip(self.known_port(&worker)) {
-                let binding = Binding {
-                    bootstrap: Bootstrap::beside(address, port),
-                    engines: EngineIds::new(),
-                };
-                self.bind(worker.id, binding);
-            }
-        }
+/// The bindings of prefill workers.
+#[derive(Debug, Default)]
+pub(super) struct Bindings(HashMap<WorkerId, Binding>);
+
+impl Bindings {
+    pub(super) fn get(&self, worker: WorkerId) -> Option<&Binding> {
+        self.0.get(&worker)
     }
 
-    /// Sets the binding of a worker; returns whether it is new. Another port or other engines than before belong to another
-    /// process: everything learned of the worker is forgotten.
-    fn bind(&mut self, id: WorkerId, binding: Binding) -> bool {
-        let before = self.bindings.get(&id);
-        let is_known = before.is_some_and(|before| *before == binding);
-        if before.is_some_and(|before| !binding.continues(before)) {
-            self.forget(&[id]);
-            self.models_workers.clear();
-            self.open_ranks();
-        }
-        self.bindings.insert(id, binding);
-        !is_known
+    /// Sets the binding of a worker.
+    pub(super) fn set(&mut self, worker: WorkerId, binding: Binding) {
+        self.0.insert(worker, binding);
     }
 
-    /// The port of a worker's bootstrap server, if it is known without a query.
-    fn known_port(&self, worker: &Worker) -> Option<u16> {
-        let common = match self.pool.bootstrap {
-            BootstrapSource::Port(port) => Some(port),
-            BootstrapSource::Ask => None,
-        };
-        worker.bootstrap_port.or(common)
+    /// Removes the binding of a worker, if only the worker itself can supply another one; returns whether there was one.
+    pub(super) fn unbind(&mut self, worker: &Worker, pool: &Pool) -> bool {
+        let binder = pool.engine().binder();
+        let is_reported = binder.is_some_and(|binder| must_query(pool, binder, worker));
+        is_reported && self.0.remove(&worker.id).is_some()
     }
 
-    /// Whether only a query shows the binding of a worker.
-    fn must_query(&self, binder: &dyn Binder, worker: &Worker) -> bool {
-        match binder.learned() {
-            Learned::EngineIds => true,
-            Learned::Port => self.known_port(worker).is_none(),
+    /// Forgets workers that left.
+    pub(super) fn keep(&mut self, fleet: &Fleet) {
+        self.0.retain(|id, _| fleet.contains(*id));
+    }
+
+    /// Forgets all bindings if prefill workers are bound in another way now.
+    pub(super) fn reconfigure(&mut self, before: &Pool, pool: &Pool) {
+        if before.protocol != pool.protocol || before.bootstrap != pool.bootstrap {
+            self.0.clear();
         }
     }
 
     /// The periodic queries to prefill workers.
-    pub fn questions(&self) -> Vec<Question> {
-        let Some(binder) = self.pool.engine().binder() else {
+    pub(super) fn questions(&self, fleet: &Fleet, pool: &Pool) -> Vec<Question> {
+        let Some(binder) = pool.engine().binder() else {
             return Vec::new();
         };
-        let prefills = self.fleet.of_role(Role::Prefill);
+        let prefills = fleet.of_role(Role::Prefill);
         prefills
-            .filter(|worker| self.must_query(binder, worker))
-            .filter_map(|worker| self.question(binder, worker))
+            .filter(|worker| must_query(pool, binder, worker))
+            .filter_map(|worker| self.question(pool, binder, worker))
             .collect()
     }
 
-    fn question(&self, binder: &dyn Binder, worker: &Rc<Worker>) -> Option<Question> {
-        let is_bound = self.bindings.contains_key(&worker.id);
-        let query = binder.query(worker.address?, self.known_port(worker))?;
-        let clusters = &self.pool.clusters;
+    fn question(&self, pool: &Pool, binder: &dyn Binder, worker: &Rc<Worker>) -> Option<Question> {
+        let is_bound = self.0.contains_key(&worker.id);
+        let query = binder.query(worker.address?, known_port(pool, worker))?;
         let cluster = match binder.cluster() {
-            QueriedCluster::Prefill => &clusters.prefill,
-            QueriedCluster::Bootstrap => &clusters.bootstrap,
+            QueriedCluster::Prefill => &pool.clusters.prefill,
+            QueriedCluster::Bootstrap => &pool.clusters.bootstrap,
         };
         Some(Question {
             worker: Rc::clone(worker),
@@ -122,50 +104,41 @@ impl Router {
             },
         })
     }
+}
 
-    /// Removes the binding of a worker that may have restarted, if only the worker itself can supply it: until bound again,
-    /// the worker is sent no request.
-    pub(super) fn unbind(&mut self, id: WorkerId) {
-        let worker = self.fleet.get(id).zip(self.pool.engine().binder());
-        let is_reported = worker.is_some_and(|(worker, binder)| self.must_query(binder, worker));
-        if is_reported && self.bindings.remove(&id).is_some() {
-            self.recompute();
-        }
+/// The bindings that need no query: the bootstrap server's port is configured, or comes from discovery.
+pub(super) fn without_query(fleet: &Fleet, pool: &Pool) -> Vec<(WorkerId, Binding)> {
+    let learned = pool.engine().binder().map(Binder::learned);
+    if learned != Some(Learned::Port) {
+        return Vec::new();
     }
+    let known = fleet.of_role(Role::Prefill).filter_map(|worker| {
+        let bootstrap = Bootstrap::beside(worker.address?, known_port(pool, worker)?);
+        let engines = EngineIds::new();
+        Some((worker.id, Binding { bootstrap, engines }))
+    });
+    known.collect()
+}
 
-    /// Takes a worker's answer to a query; false if the answer lacks the binding. The answer of an incarnation that has
-    /// ended meanwhile is discarded.
-    pub fn on_reply(&mut self, life: &Incarnation, answer: &[u8]) -> bool {
-        let worker = self.fleet.get(life.id);
-        let Some(worker) = worker
-            .filter(|worker| worker.incarnation() == *life)
-            .cloned()
-        else {
-            return true;
-        };
-        let binder = self.pool.engine().binder().zip(worker.address);
-        let binding = binder
-            .and_then(|(binder, address)| binder.read(address, self.known_port(&worker), answer));
-        // The earlier binding stands: a server that does not answer need not have restarted.
-        let Some(binding) = binding else {
-            return false;
-        };
-        if self.bind(worker.id, binding) {
-            self.recompute();
-        }
-        true
-    }
+/// The binding in a worker's answer to a query; none if the answer lacks it.
+pub(super) fn read(worker: &Worker, answer: &[u8], pool: &Pool) -> Option<Binding> {
+    let binder = pool.engine().binder()?;
+    binder.read(worker.address?, known_port(pool, worker), answer)
+}
 
-    /// The hand-off of a request from another prefill worker. None if the worker lacks a needed binding.
-    pub(super) fn renewed(
-        &mut self,
-        handoff: &dyn Handoff,
-        prefill: &Target,
-    ) -> Option<Box<dyn Handoff>> {
-        let prefill = Prefill {
-            target: prefill,
-            binding: self.bindings.get(&prefill.worker.id),
-        };
-        handoff.renewed(&prefill, &mut self.rooms)
+/// The port of a worker's bootstrap server, if it is known without a query.
+fn known_port(pool: &Pool, worker: &Worker) -> Option<u16> {
+    let common = match pool.bootstrap {
+        BootstrapSource::Port(port) => Some(port),
+        BootstrapSource::Ask => None,
+    };
+    worker.bootstrap_port.or(common)
+}
+
+/// Whether only a query shows the binding of a worker.
+fn must_query(pool: &Pool, binder: &dyn Binder, worker: &Worker) -> bool {
+    match binder.learned() {
+        Learned::EngineIds => true,
+        Learned::Port => known_port(pool, worker).is_none(),
     }
 }

@@ -14,11 +14,10 @@ use hashbrown::{HashMap, HashSet};
 
 use self::pairs::Pairs;
 use self::record::{ActivePenalties, FailureVerdict, Record, Row, are_peers};
-use super::Router;
 use super::trail::{SharedTrail, Suspect};
 use crate::config;
 use crate::fleet::{Fleet, Incarnation, Worker, WorkerId};
-use crate::outcome::{self, Came, Leg};
+use crate::outcome::{Came, Held, Leg};
 
 /// What the end of a call says about the worker that was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,160 +45,22 @@ pub struct Ejection {
     pub lasts: Duration,
 }
 
-impl Router {
-    /// Records the outcome of a call, once for each call. The outcome of an incarnation that has ended is ignored, even if
-    /// its id lives on.
-    pub(super) fn record_outcome(&mut self, life: Incarnation, outcome: Outcome) {
-        let is_word = !matches!(outcome, Outcome::Good | Outcome::Nothing);
-        if !is_word && self.health.has_no_records() {
-            return;
-        }
-        let Some(worker) = self.fleet.alive(&life) else {
-            return;
-        };
-        let now = self.ledger.now();
-        match outcome {
-            Outcome::Good => self.health.answered(worker, now),
-            Outcome::Nothing => self.health.said_nothing(worker.id),
-            Outcome::PassedOver => self.health.record(worker).passed_over(now),
-            Outcome::Overloaded => self.health.record(worker).overloaded(now),
-            Outcome::Unreachable => {
-                self.health.record(worker).unreachable(now);
-                self.health.failed(worker, Row::Calls, &self.fleet, now);
-                let worker = Rc::clone(worker);
-                self.forget_cache(&worker);
-                self.unbind(worker.id);
-            }
-            Outcome::Failed => {
-                self.health.record(worker).broken(now);
-                self.health.failed(worker, Row::Calls, &self.fleet, now);
-            }
-        }
-    }
+/// A call whose outcome is recorded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EndedCall {
+    pub(super) leg: Leg,
+    /// The called worker, by incarnation.
+    pub(super) worker: Incarnation,
+    /// The other worker of the pair.
+    pub(super) partner: Option<Incarnation>,
+    pub(super) came: Came,
+}
 
-    /// The least time granted for an answer while the worker may still have to compile what it runs.
-    pub(super) fn grace(&self, worker: WorkerId) -> Duration {
-        let ms = u64::from(self.health.rules.cold_timeout_ms);
-        match self.health.warm.contains(&worker) {
-            true => Duration::ZERO,
-            false => Duration::from_millis(ms),
-        }
-    }
-
-    /// Records an outcome against a worker, in its favour, or against the pair. A suspicion waits in the request's trail.
-    pub(super) fn hold(
-        &mut self,
-        held: outcome::Held,
-        leg: Leg,
-        worker: Incarnation,
-        partner: Option<Incarnation>,
-        came: Came,
-        trail: &SharedTrail,
-    ) {
-        if matches!(came, Came::Good | Came::TimedOut) && self.fleet.lives(&worker) {
-            self.health.warm.insert(worker.id);
-        }
-        match held {
-            outcome::Held::Nothing => self.record_outcome(worker, Outcome::Nothing),
-            outcome::Held::Credit => self.record_outcome(worker, Outcome::Good),
-            outcome::Held::PassedOver => self.record_outcome(worker, Outcome::PassedOver),
-            outcome::Held::Unreachable => self.record_outcome(worker, Outcome::Unreachable),
-            outcome::Held::BackPressure => {
-                self.record_outcome(worker, Outcome::Overloaded);
-                // Behind a sidecar, either of the two may be the full one.
-                if let (Leg::Sidecar, Some(partner)) = (leg, partner) {
-                    self.record_outcome(partner, Outcome::Overloaded);
-                }
-            }
-            outcome::Held::Worker => trail.borrow_mut().suspect(leg, worker, None, came),
-            outcome::Held::Pair => trail.borrow_mut().suspect(leg, worker, partner, came),
-        }
-    }
-
-    /// A leg of a request has succeeded: its earlier failures are charged to the workers that failed it.
-    pub(super) fn leg_succeeded(&mut self, trail: &SharedTrail, leg: Leg) {
-        let suspects = trail.borrow_mut().succeeded(leg);
-        let now = self.ledger.now();
-        for suspect in suspects {
-            if let (None, Some(worker)) = (suspect.partner, self.fleet.alive(&suspect.worker)) {
-                self.health
-                    .failed_what_was_served(worker, Row::Calls, &self.fleet, now);
-            } else {
-                self.charge(suspect);
-            }
-        }
-    }
-
-    /// A request has ended, and no worker has served what others failed: its suspicions are charged.
-    pub(super) fn settle_trail(&mut self, trail: &SharedTrail) {
-        let suspects = trail.borrow_mut().settle();
-        for suspect in suspects {
-            self.charge(suspect);
-        }
-    }
-
-    /// Charges a failure to the worker or, if either of two may have caused it, to the pair: one of them is cleared when it
-    /// works with another.
-    fn charge(&mut self, suspect: Suspect) {
-        let Some(partner) = suspect.partner else {
-            self.record_outcome(suspect.worker, Outcome::Failed);
-            return;
-        };
-        let pair = (
-            self.fleet.alive(&partner),
-            self.fleet.alive(&suspect.worker),
-        );
-        let (Some(prefill), Some(decode)) = pair else {
-            // Either may have failed because the other one, or itself, was about to end.
-            return;
-        };
-        let now = self.ledger.now();
-        self.health.record(prefill).broken(now);
-        self.health.record(decode).suspected(now);
-        self.health.pairs.suspect(prefill.id, decode.id, now);
-    }
-
-    /// A prefill and a decode worker have completed a hand-off together: each is cleared of suspicions shared with another
-    /// worker, and the other worker is not.
-    pub(super) fn pair_worked(&mut self, prefill: &Worker, decode: &Worker) {
-        if self.health.has_no_records() && self.health.pairs.is_empty() {
-            return;
-        }
-        let lives = |worker: &Worker| self.fleet.lives(&worker.incarnation());
-        if !lives(prefill) || !lives(decode) {
-            return;
-        }
-        let now = self.ledger.now();
-        for (id, row) in self.health.pairs.worked(prefill.id, decode.id, now) {
-            let Some(worker) = self.fleet.get(id) else {
-                continue;
-            };
-            self.health
-                .failed_what_was_served(worker, row, &self.fleet, now);
-        }
-        self.health.handed_off(prefill, now);
-    }
-
-    /// Whether a worker is avoided because it reported overload.
-    pub(super) fn is_in_back_off(&self, worker: WorkerId) -> bool {
-        self.health.held(worker, self.ledger.now()).is_overloaded()
-    }
-
-    /// Takes the ejections since the last call.
-    pub fn take_ejections(&mut self) -> Vec<Ejection> {
-        std::mem::take(&mut self.health.ejections)
-    }
-
-    /// Number of ejected workers, including those whose trial is due or under way.
-    pub fn ejected(&self) -> usize {
-        let records = self.health.records.values();
-        records.filter(|record| record.is_ejected()).count()
-    }
-
-    /// Whether a worker is ejected, also while its trial is due or under way.
-    pub fn is_ejected(&self, worker: WorkerId) -> bool {
-        self.health.is_ejected(worker)
-    }
+/// What decides whether a record still counts: the workers that exist, and the time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Present<'f> {
+    pub(super) fleet: &'f Fleet,
+    pub(super) now: Duration,
 }
 
 /// The records of workers with any failure or penalty.
@@ -225,6 +86,137 @@ impl HealthRecords {
         }
     }
 
+    /// Records the outcome of a call, once for each call. The outcome of an incarnation that has ended is ignored, even if
+    /// its id lives on.
+    pub(super) fn record_outcome(&mut self, life: &Incarnation, outcome: Outcome, at: Present<'_>) {
+        let is_word = !matches!(outcome, Outcome::Good | Outcome::Nothing);
+        if !is_word && self.has_no_records() {
+            return;
+        }
+        let Some(worker) = at.fleet.alive(life) else {
+            return;
+        };
+        match outcome {
+            Outcome::Good => self.answered(worker, at.now),
+            Outcome::Nothing => self.said_nothing(worker.id),
+            Outcome::PassedOver => self.record(worker).passed_over(at.now),
+            Outcome::Overloaded => self.record(worker).overloaded(at.now),
+            Outcome::Unreachable => {
+                self.record(worker).unreachable(at.now);
+                self.failed(worker, Row::Calls, at);
+            }
+            Outcome::Failed => {
+                self.record(worker).broken(at.now);
+                self.failed(worker, Row::Calls, at);
+            }
+        }
+    }
+
+    /// The least time granted for an answer while the worker may still have to compile what it runs.
+    pub(super) fn grace(&self, worker: WorkerId) -> Duration {
+        match self.warm.contains(&worker) {
+            true => Duration::ZERO,
+            false => Duration::from_millis(u64::from(self.rules.cold_timeout_ms)),
+        }
+    }
+
+    /// Records an outcome against a worker, in its favour, or against the pair. A suspicion waits in the request's trail.
+    pub(super) fn hold(
+        &mut self,
+        held: Held,
+        call: &EndedCall,
+        trail: &SharedTrail,
+        at: Present<'_>,
+    ) {
+        let EndedCall {
+            leg,
+            worker,
+            partner,
+            came,
+        } = *call;
+        if matches!(came, Came::Good | Came::TimedOut) && at.fleet.lives(&worker) {
+            self.warm.insert(worker.id);
+        }
+        let outcome = match held {
+            Held::Nothing => Outcome::Nothing,
+            Held::Credit => Outcome::Good,
+            Held::PassedOver => Outcome::PassedOver,
+            Held::Unreachable => Outcome::Unreachable,
+            Held::BackPressure => Outcome::Overloaded,
+            Held::Worker => return trail.borrow_mut().suspect(leg, worker, None, came),
+            Held::Pair => return trail.borrow_mut().suspect(leg, worker, partner, came),
+        };
+        self.record_outcome(&worker, outcome, at);
+        // Behind a sidecar, either of the two may be the full one.
+        if let (Held::BackPressure, Leg::Sidecar, Some(partner)) = (held, leg, partner) {
+            self.record_outcome(&partner, outcome, at);
+        }
+    }
+
+    /// A leg of a request has succeeded: its earlier failures are charged to the workers that failed it.
+    pub(super) fn leg_succeeded(&mut self, trail: &SharedTrail, leg: Leg, at: Present<'_>) {
+        let suspects = trail.borrow_mut().succeeded(leg);
+        for suspect in suspects {
+            if let (None, Some(worker)) = (suspect.partner, at.fleet.alive(&suspect.worker)) {
+                self.failed_what_was_served(worker, Row::Calls, at);
+            } else {
+                self.charge(suspect, at);
+            }
+        }
+    }
+
+    /// A request has ended, and no worker has served what others failed: its suspicions are charged.
+    pub(super) fn settle_trail(&mut self, trail: &SharedTrail, at: Present<'_>) {
+        let suspects = trail.borrow_mut().settle();
+        for suspect in suspects {
+            self.charge(suspect, at);
+        }
+    }
+
+    /// Charges a failure to the worker or, if either of two may have caused it, to the pair: one of them is cleared when it
+    /// works with another.
+    fn charge(&mut self, suspect: Suspect, at: Present<'_>) {
+        let Some(partner) = suspect.partner else {
+            self.record_outcome(&suspect.worker, Outcome::Failed, at);
+            return;
+        };
+        let pair = (at.fleet.alive(&partner), at.fleet.alive(&suspect.worker));
+        let (Some(prefill), Some(decode)) = pair else {
+            // Either may have failed because the other one, or itself, was about to end.
+            return;
+        };
+        self.record(prefill).broken(at.now);
+        self.record(decode).suspected(at.now);
+        self.pairs.suspect(prefill.id, decode.id, at.now);
+    }
+
+    /// A prefill and a decode worker have completed a hand-off together: each is cleared of suspicions shared with another
+    /// worker, and the other worker is not.
+    pub(super) fn pair_worked(&mut self, prefill: &Worker, decode: &Worker, at: Present<'_>) {
+        if self.has_no_records() && self.pairs.is_empty() {
+            return;
+        }
+        let lives = |worker: &Worker| at.fleet.lives(&worker.incarnation());
+        if !lives(prefill) || !lives(decode) {
+            return;
+        }
+        for (id, row) in self.pairs.worked(prefill.id, decode.id, at.now) {
+            if let Some(worker) = at.fleet.get(id) {
+                self.failed_what_was_served(worker, row, at);
+            }
+        }
+        self.handed_off(prefill, at.now);
+    }
+
+    pub(super) fn take_ejections(&mut self) -> Vec<Ejection> {
+        std::mem::take(&mut self.ejections)
+    }
+
+    pub(super) fn ejected(&self) -> usize {
+        let records = self.records.values();
+        records.filter(|record| record.is_ejected()).count()
+    }
+
     /// Replaces the rules.
     pub(super) fn follow(&mut self, rules: config::Health) {
         self.rules = rules;
@@ -246,7 +238,7 @@ impl HealthRecords {
         record.map(|record| record.held(now)).unwrap_or_default()
     }
 
-    fn is_ejected(&self, worker: WorkerId) -> bool {
+    pub(super) fn is_ejected(&self, worker: WorkerId) -> bool {
         self.records.get(&worker).is_some_and(Record::is_ejected)
     }
 
@@ -296,29 +288,23 @@ impl HealthRecords {
     }
 
     /// A worker has failed a request that another one has served.
-    fn failed_what_was_served(
-        &mut self,
-        worker: &Rc<Worker>,
-        row: Row,
-        fleet: &Fleet,
-        now: Duration,
-    ) {
+    fn failed_what_was_served(&mut self, worker: &Rc<Worker>, row: Row, at: Present<'_>) {
         let record = self.record(worker);
-        record.broken(now);
+        record.broken(at.now);
         record.peer_served();
-        self.failed(worker, row, fleet, now);
+        self.failed(worker, row, at);
     }
 
     /// Counts a failure, and ejects the worker if the limit is reached, a peer is left, and less than half of its kind are
     /// ejected already.
-    fn failed(&mut self, worker: &Rc<Worker>, row: Row, fleet: &Fleet, now: Duration) {
+    fn failed(&mut self, worker: &Rc<Worker>, row: Row, at: Present<'_>) {
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;
         };
-        if record.failed(row, &self.rules, now) == FailureVerdict::Stays {
+        if record.failed(row, &self.rules, at.now) == FailureVerdict::Stays {
             return;
         }
-        let peers = fleet.open().filter(|other| are_peers(other, worker));
+        let peers = at.fleet.open().filter(|other| are_peers(other, worker));
         let (out, left): (Vec<_>, Vec<_>) = peers.partition(|peer| self.is_ejected(peer.id));
         let all = out.len().saturating_add(left.len()).saturating_add(1);
         let is_allowed = !left.is_empty() && out.len() < all.div_ceil(2);
@@ -326,10 +312,10 @@ impl HealthRecords {
             return;
         };
         if !is_allowed {
-            record.let_in(&self.rules, now);
+            record.let_in(&self.rules, at.now);
             return;
         }
-        let lasts = record.eject(row, &self.rules, now);
+        let lasts = record.eject(row, &self.rules, at.now);
         self.ejections.push(Ejection {
             worker: Rc::clone(worker),
             lasts,

@@ -6,38 +6,38 @@
 //! refusal; both workers are picked and booked in one step, before the next request is handled. In direct mode the request
 //! is forwarded at once, with the choice in headers. Otherwise a [`PrefillPhase`] comes first, or runs concurrently, and is
 //! consumed by the prefill answer.
+//!
+//! A [`Router`] is composed of members, each of which answers for itself. What needs one or two of them is a method of one;
+//! a step that leads through more is a function of the step's module, and takes the router.
 
 mod after_prefill;
 mod assignment;
 mod binding;
 mod choice;
+mod chooser;
 mod conditional;
 mod dispatch;
 mod eligible;
+mod ending;
 mod explain;
 pub mod fate;
 mod forward;
-mod handed;
 mod health;
-mod length;
 mod model_workers;
 mod models;
+mod notes;
 mod picker;
 mod pinned;
+mod planning;
 mod prefill;
+mod prefixes;
 mod query;
-mod reconfigure;
 mod recovery;
 mod reports;
-mod reserve;
 mod retry;
 mod selection_request;
 mod serving;
-mod sharing;
 mod split;
-mod stale;
-mod surface;
-mod tally;
 mod trail;
 mod waiting;
 mod workers;
@@ -48,82 +48,45 @@ pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
 pub use assignment::{Assignment, Fallback};
 pub use binding::{Question, queries_workers};
 pub use dispatch::{Dispatch, Patience};
-pub use handed::Lost;
 pub use health::{Ejection, Outcome};
 pub use models::{AboutModels, Model, Models};
+pub use notes::{Facts, Lost, Picks, Tally};
 pub use prefill::{PrefillAnswer, PrefillPhase};
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use reports::Report;
 pub use selection_request::SelectionRequest;
-pub use tally::{Facts, Picks, Tally};
 pub use waiting::{QueueTicket, QueuedRequest};
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
-
-use crate::admission::{QueueKey, Waiting};
+use crate::admission::Waiting;
 use crate::config::{Discovery, OnPrefillAbsent, Pool};
 use crate::discovery::static_workers;
-use crate::fleet::{Capacity, Condition, Fleet, Role, Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Fleet, Incarnation, Worker, WorkerId};
 use crate::handoff::binding::Binding;
-use crate::handoff::rooms::Rooms;
-use crate::handoff::{HandoffPair, Prefill};
-use crate::load::{Ledger, Load};
-use crate::model_state::{ModelKey, ModelState, ModelStates, Transition};
-use crate::prefix::index::Index;
-use crate::rendezvous::{NotServed, ServingDecision};
-use crate::request::{Generation, Request, check_unread};
-use crate::selection::eligibility::{Filter, Subset};
-use crate::selection::{Policy, Random, policy};
-use explain::Explained;
-use handed::Noted;
+use crate::load::{Ledger, Load, ThreadLoad};
+use crate::model_state::{ModelKey, ModelState, Transition};
+use crate::prefix::Decision;
+use crate::selection::eligibility::Subset;
+use chooser::Chooser;
 use health::HealthRecords;
-use model_workers::ModelWorkers;
-use pinned::Pinned;
-use recovery::{RetryBudget, Way};
-use reports::Reports;
-use retry::RetrySnapshot;
-use selection_request::SelectionContext;
-use serving::ServingChoice;
-use sharing::Kept;
-use waiting::QueuedChoice;
-use workers::Opened;
+use notes::Notes;
+use prefixes::Prefixes;
+use reports::News;
+use workers::Workers;
 
 /// Routes the requests of one pool on one thread.
 pub struct Router {
     pool: Pool,
-    fleet: Fleet,
-    model_states: ModelStates,
-    bindings: HashMap<WorkerId, Binding>,
+    workers: Workers,
     ledger: Ledger,
-    reports: Reports,
-    prefixes: Index,
-    /// The decisions to be shared with other VMs.
-    kept: Kept,
-    /// The ranks with a slot in `prefixes`.
-    opened: HashMap<TargetKey, Opened>,
-    models_workers: HashMap<ModelKey, Rc<ModelWorkers>>,
-    /// Adapters by name, each with its base model.
-    adapters: HashMap<String, Option<String>>,
+    prefixes: Prefixes,
     health: HealthRecords,
-    waiting: Waiting,
-    /// Number of fleets adopted so far.
-    adopted: u64,
-    /// The explanations of the choices for the current request, if its caller wants them.
-    explained: Option<Vec<Explained>>,
-    prefill_policy: Box<dyn Policy>,
-    decode_policy: Box<dyn Policy>,
-    next_frontend: usize,
-    rooms: Rooms,
-    random: Random,
-    transitions: Vec<Transition>,
-    tally: Tally,
-    noted: Noted,
-    /// Scratch, kept between choices to reuse its memory.
-    depths: Vec<u32>,
+    queue: Waiting,
+    chooser: Chooser,
+    notes: Notes,
 }
 
 /// The outcome of planning a request.
@@ -182,29 +145,13 @@ impl Router {
             _ => Vec::new(),
         };
         let mut router = Self {
-            fleet: Fleet::default(),
-            model_states: ModelStates::default(),
-            bindings: HashMap::new(),
+            workers: Workers::default(),
             ledger: Ledger::default(),
-            reports: Reports::default(),
-            kept: Kept::default(),
-            prefixes: reconfigure::index(&pool),
-            opened: HashMap::new(),
-            models_workers: HashMap::new(),
-            adapters: HashMap::new(),
+            prefixes: Prefixes::new(&pool),
             health: HealthRecords::new(pool.health.clone()),
-            waiting: Waiting::default(),
-            adopted: 0,
-            explained: None,
-            prefill_policy: policy(pool.selection.prefill),
-            decode_policy: policy(pool.selection.decode),
-            next_frontend: 0,
-            rooms: Rooms::new(owner),
-            random: Random::with_seed(seed),
-            transitions: Vec::new(),
-            tally: Tally::default(),
-            noted: Noted::default(),
-            depths: Vec::new(),
+            queue: Waiting::default(),
+            chooser: Chooser::new(&pool, seed, owner),
+            notes: Notes::default(),
             pool,
         };
         router.advance(now);
@@ -212,9 +159,182 @@ impl Router {
         router
     }
 
+    /// Advances the router's clock to `now`, since 1970. To be called before anything that depends on time: a choice, an
+    /// answer, a tick.
+    pub fn advance(&mut self, now: Duration) {
+        let patience = Duration::from_millis(self.pool.booking_expiry_ms);
+        self.ledger.advance(now, patience);
+        self.health.expire(self.ledger.now());
+        let (reports, fleet) = self.workers.reports_mut();
+        reports.expire(fleet, &self.pool, &mut self.ledger);
+    }
+
+    /// Applies the configuration `pool`. Known workers stay until their source says otherwise, unless they are listed in the
+    /// configuration itself, or are reached in another way now. Bookings stay, and so does the prefix index, unless the
+    /// block size or the index's bounds have changed. Requests under way end as they began.
+    pub fn reconfigure(&mut self, pool: Pool) {
+        let before = std::mem::replace(&mut self.pool, pool);
+        let pool = &self.pool;
+        self.chooser.reconfigure(&before, pool);
+        self.health.follow(pool.health.clone());
+        self.workers.bindings_mut().reconfigure(&before, pool);
+        self.prefixes.reconfigure(&before, pool);
+        let fleet = self.workers.fleet();
+        let workers = match &pool.discovery {
+            Discovery::Static(list) => static_workers(&list.workers),
+            _ if before.rules().reaches_workers == pool.rules().reaches_workers => {
+                fleet.workers().map(|worker| (**worker).clone()).collect()
+            }
+            _ => Vec::new(),
+        };
+        let version = fleet.version();
+        self.adopt(Fleet::new(version, workers));
+    }
+
+    /// Adopts another fleet as a whole.
+    pub fn adopt(&mut self, fleet: Fleet) {
+        let ended = self.workers.adopt(fleet);
+        self.forget(&ended);
+        self.settle();
+    }
+
+    /// Forgets all that was learned of these ended incarnations, even if their ids live on; no other place does so. `settle`
+    /// must follow.
+    fn forget(&mut self, ended: &[WorkerId]) {
+        if ended.is_empty() {
+            return;
+        }
+        let fleet = self.workers.fleet();
+        let staying = fleet.without(ended);
+        let lives_on = |id: &&WorkerId| fleet.contains(**id);
+        let ids_live_on: Vec<WorkerId> = ended.iter().filter(lives_on).copied().collect();
+        self.chooser.keep(&staying);
+        self.health.keep(&staying, self.ledger.now());
+        self.workers.keep(&staying);
+        self.notes.keep(&staying);
+        self.prefixes.keep(|key| staying.contains(key.worker));
+        self.ledger.retire(&ids_live_on);
+    }
+
+    /// Recomputes what follows from the fleet and from what is known of its workers.
+    fn settle(&mut self) {
+        self.open_ranks();
+        for (id, binding) in binding::without_query(self.workers.fleet(), &self.pool) {
+            self.bind(id, binding);
+        }
+        // Of new workers, only the load of their peers is known.
+        self.believe();
+        self.workers.update_states(&self.pool);
+    }
+
+    /// Forgets the blocks of ranks that left, and opens slots for new ones.
+    fn open_ranks(&mut self) {
+        self.workers.clear_lists();
+        let ranks = self.workers.ranks(&self.pool);
+        self.prefixes.keep(|key| ranks.contains_key(key));
+        self.ledger.keep(self.workers.fleet());
+        self.prefixes.open(ranks.into_iter(), &mut self.ledger);
+    }
+
+    /// Estimates the external load of every worker.
+    fn believe(&mut self) {
+        let (reports, fleet) = self.workers.reports_mut();
+        reports.believe(fleet, &self.pool, &mut self.ledger);
+    }
+
+    /// Sets the binding of a worker; returns whether it is new. Another port or other engines than before belong to another
+    /// process: everything learned of the worker is forgotten.
+    fn bind(&mut self, id: WorkerId, binding: Binding) -> bool {
+        let before = self.workers.bindings().get(id);
+        let is_known = before.is_some_and(|before| *before == binding);
+        if before.is_some_and(|before| !binding.continues(before)) {
+            self.forget(&[id]);
+            self.open_ranks();
+        }
+        self.workers.bindings_mut().set(id, binding);
+        !is_known
+    }
+
+    /// The periodic queries to prefill workers.
+    pub fn questions(&self) -> Vec<Question> {
+        let fleet = self.workers.fleet();
+        self.workers.bindings().questions(fleet, &self.pool)
+    }
+
+    /// Takes a worker's answer to a query; false if the answer lacks the binding. The answer of an incarnation that has
+    /// ended meanwhile is discarded.
+    pub fn on_reply(&mut self, life: &Incarnation, answer: &[u8]) -> bool {
+        let Some(worker) = self.workers.fleet().alive(life) else {
+            return true;
+        };
+        // The earlier binding stands: a server that does not answer need not have restarted.
+        let Some(binding) = binding::read(worker, answer, &self.pool) else {
+            return false;
+        };
+        if self.bind(life.id, binding) {
+            self.workers.update_states(&self.pool);
+        }
+        true
+    }
+
+    /// Age at which an engine's report is stale.
+    pub fn stale_after(&self) -> Duration {
+        reports::stale_after(self.workers.fleet(), &self.pool)
+    }
+
+    /// Takes reports of engines, timed by this router's clock. Only a report that is newer than the last one of its worker
+    /// counts.
+    pub fn apply_reports(&mut self, reports: &[Report]) {
+        self.apply_each(reports, |report| report.at);
+    }
+
+    /// The same, from another VM whose clock shows `at` now. The clocks need not agree.
+    pub fn apply_reports_at(&mut self, at: Duration, reports: &[Report]) {
+        let now = self.ledger.now();
+        let ago = |report: &Report| at.saturating_sub(report.at);
+        self.apply_each(reports, |report| now.saturating_sub(ago(report)));
+    }
+
+    fn apply_each(&mut self, reports: &[Report], asked_at: impl Fn(&Report) -> Duration) {
+        let mean_prompt = reports::mean_prompt(&self.ledger);
+        let stale_after = self.stale_after();
+        let mut has_capacity_changed = false;
+        for report in reports {
+            let Some(worker) = self.workers.fleet().get(report.worker).cloned() else {
+                continue;
+            };
+            match self.workers.reports().news(report, stale_after) {
+                News::Nothing => continue,
+                News::Figures => {}
+                News::AnotherLife => {
+                    self.forget(&[worker.id]);
+                    self.settle();
+                }
+            }
+            let at = asked_at(report);
+            let (reports, _) = self.workers.reports_mut();
+            let (pool, ledger) = (&self.pool, &self.ledger);
+            has_capacity_changed |= reports.take(&worker, *report, at, mean_prompt, pool, ledger);
+        }
+        if has_capacity_changed {
+            self.open_ranks();
+        }
+        self.believe();
+    }
+
+    /// The newest report of a worker, however old.
+    pub fn report_of(&self, worker: WorkerId) -> Option<&Report> {
+        self.workers.reports().get(worker)
+    }
+
+    /// Takes the warnings on reports since the last call; each is given once for each worker.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        self.workers.reports_mut().0.take_warnings()
+    }
+
     /// The adopted fleet.
     pub fn fleet(&self) -> &Fleet {
-        &self.fleet
+        self.workers.fleet()
     }
 
     /// The pool's configuration.
@@ -222,29 +342,24 @@ impl Router {
         &self.pool
     }
 
-    /// The total of this VM's bookings.
-    pub fn total_load(&self) -> Load {
-        self.ledger.total()
-    }
-
     /// A random number, for ids that a client did not send.
     pub fn random(&mut self) -> u64 {
-        self.random.u64(..)
+        self.chooser.random().u64(..)
     }
 
     /// Sets the owner of the rooms to come, a number that no other VM has. To be called before the first request.
     pub fn own_rooms(&mut self, owner: u64) {
-        self.rooms = Rooms::new(owner);
+        self.chooser.own_rooms(owner);
     }
 
     /// Takes the changes of state since the last call.
     pub fn take_transitions(&mut self) -> Vec<Transition> {
-        std::mem::take(&mut self.transitions)
+        self.workers.take_transitions()
     }
 
     /// The model keys and their states.
     pub fn model_states(&self) -> impl Iterator<Item = (&ModelKey, &ModelState)> + Clone {
-        self.model_states.states()
+        self.workers.states().states()
     }
 
     /// Whether some model's normal request would be served now.
@@ -259,13 +374,7 @@ impl Router {
     /// # Errors
     /// The refusal that a request would get.
     pub fn can_serve_requests(&self, model: &str) -> Result<(), Refusal> {
-        let (model, _) = self.model_of(model)?;
-        let absent = self.absent_policy();
-        let states = self.model_states.of_model(Some(&model));
-        let outcomes = states
-            .into_iter()
-            .map(|(_, state)| state.can_serve_requests(absent));
-        best(outcomes)
+        self.workers.can_serve(model, &self.pool)
     }
 
     /// The policy on absent prefill workers, for tables and readiness.
@@ -273,318 +382,101 @@ impl Router {
         self.pool.prefill_absent()
     }
 
-    /// A request that generates nothing: sent to the least loaded healthy worker.
+    /// The models whose requests would be served now, with their adapters and rewritten names: an empty list while there is
+    /// no worker. None if workers do not declare their model: then one of them is asked.
+    pub fn models(&self) -> Option<Models> {
+        self.workers.models(&self.pool)
+    }
+
+    /// The entry of the model of this name; none if workers do not declare their model: then one of them is asked.
     ///
     /// # Errors
-    /// When there is no worker.
-    pub fn plain(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
-        let outcome = self.plain_to_one(subset);
-        self.or_anywhere(outcome, subset)
+    /// [`Refusal`] if no worker serves the model now, or none ever did.
+    pub fn named(&self, name: &str) -> Option<Result<Model, Refusal>> {
+        self.workers.named(name, &self.pool)
     }
 
-    fn plain_to_one(&mut self, subset: Option<&Subset>) -> Result<(Dispatch, Assignment), Refusal> {
-        if !self.pool.rules().reaches_workers {
-            return Ok((self.through_frontends(Vec::new()), Assignment::default()));
-        }
-        let decoders = self
-            .fleet
-            .open()
-            .filter(|worker| worker.role != Role::Prefill)
-            .filter(|worker| subset.is_none_or(|subset| subset.holds(worker.address)));
-        let mut targets: Vec<Target> = decoders.map(Target::whole).collect();
-        self.random.shuffle(&mut targets);
-        let now = self.ledger.now();
-        targets.sort_by_cached_key(|target| {
-            let held = self.health.held(target.worker.id, now);
-            let is_ready = target.worker.condition == Condition::Ready;
-            let load = self.ledger.worker_load_in_all(&target.worker);
-            (!is_ready, held, load.decodes)
-        });
-        let Some((first, others)) = targets.split_first() else {
-            return Err(match subset {
-                None => Refusal::NotServed(NotServed::Vacant),
-                Some(_) => Refusal::NoneEligible {
-                    role: Role::Decode,
-                    filter: Filter::Subset,
-                },
-            });
-        };
-        let assignment = Assignment {
-            errand_charge: Some(self.charge_errand(first)),
-            ..Assignment::default()
-        };
-        Ok((self.dispatch_to(first, others), assignment))
+    /// The total of this VM's bookings.
+    pub fn total_load(&self) -> Load {
+        self.ledger.total()
     }
 
-    /// Plans a request that generates text, from its body.
-    ///
-    /// # Errors
-    /// [`Refusal`] says what is wrong with the request, or which worker is missing.
-    pub fn plan(
-        &mut self,
-        generation: Generation,
-        body: &[u8],
-        input: PlanInput<'_>,
-    ) -> Result<Plan, Refusal> {
-        self.advance(input.now);
-        self.explain(input.explain);
-        let outcome = self.plan_read(generation, body, input);
-        self.or_forward_anywhere(outcome, input.subset)
+    /// This VM's bookings on a worker, over all its ranks.
+    pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
+        self.ledger.worker_load(worker)
     }
 
-    /// The same, without the pass-through of an open pool.
-    fn plan_read(
-        &mut self,
-        generation: Generation,
-        body: &[u8],
-        input: PlanInput<'_>,
-    ) -> Result<Plan, Refusal> {
-        let generation = match generation {
-            Generation::Generate if !self.pool.rules().has_generate_api => Generation::Other,
-            known => known,
-        };
-        if body.is_empty() {
-            return self.plan_empty(generation, input.subset);
-        }
-        self.tally.read(body.len());
-        let request = match Request::read(generation, body) {
-            Ok(request) => request,
-            Err(refusal @ (Refusal::NotJson { .. } | Refusal::NoHandoffForPath)) => {
-                if !self.pool.trust_clients {
-                    check_unread(body)?;
-                }
-                return self.plan_unread(refusal, input.subset);
-            }
-            Err(refusal) => return Err(refusal),
-        };
-        if !self.pool.trust_clients {
-            request.check_handoff_is_ours()?;
-        }
-        let mut overrides = self.overrides(&request, input)?;
-        let ServingChoice {
-            key,
-            decision,
-            model,
-            adapter,
-        } = self.choose_serving(&request, &mut overrides, input.subset)?;
-        let demand = self.demand(&request, &overrides, input, adapter);
-        let rank = self.objective(input.headers);
-        let queue_key = QueueKey {
-            rank,
-            flow: picker::flow(input.headers),
-            priority: overrides.hints.priority,
-            tokens: demand.prompt_tokens,
-            since: input.now,
-        };
-        let context = self.context(&key, &overrides, &demand);
-        let mut outcome = self.plan_at(&context, decision, &request, input.now);
-        if let Ok(Plan::Forward(_, assignment) | Plan::Prefill(_, assignment)) = &mut outcome {
-            assignment.facts = Facts::of(&key, &demand);
-        }
-        match outcome {
-            // A sheddable request does not wait.
-            Err(overloaded @ Refusal::Overloaded { .. }) if !overrides.query && rank >= 0 => {
-                let terms = QueuedChoice {
-                    adopted: self.adopted,
-                    overrides,
-                    demand,
-                    model,
-                };
-                self.wait(&key, queue_key, &request, terms, overloaded)
-            }
-            outcome => outcome,
-        }
+    /// Bookings of other VMs on a worker, over all its ranks, as last received.
+    pub fn worker_load_elsewhere(&self, worker: &Rc<Worker>) -> Load {
+        self.ledger.worker_load_elsewhere(worker)
     }
 
-    /// The plan of a request for its model key.
-    fn plan_at(
-        &mut self,
-        context: &SelectionContext<'_>,
-        decision: ServingDecision,
-        request: &Request<'_>,
-        now: Duration,
-    ) -> Result<Plan, Refusal> {
-        match decision {
-            ServingDecision::Refused(reason) => Err(Refusal::NotServed(reason)),
-            ServingDecision::Pair if request.hands_off_itself() => {
-                self.plan_decode(context, request)
-            }
-            ServingDecision::Pair => match split::obstacle(&self.pool, request) {
-                Some(obstacle) => self.plan_whole(context, request, now, obstacle),
-                None => {
-                    length::check(self.pool.rules(), context.model_workers.longest, request)?;
-                    self.plan_pair(context, request, now)
-                }
-            },
-            ServingDecision::Whole => {
-                let otherwise = Refusal::NotServed(NotServed::NotActivated);
-                self.plan_whole(context, request, now, otherwise)
-            }
-        }
+    /// The load of a worker over all its ranks, from all sources: this VM, the other VMs as last received, and the engine's
+    /// external load.
+    pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
+        self.ledger.worker_load_in_all(worker)
     }
 
-    /// Plans a body that its headers declare encoded, like one that cannot be read. An engine may read it all the same: the
-    /// header is only the client's claim.
-    ///
-    /// # Errors
-    /// As [`Router::plan_unread`], and if the body names a hand-off, which a client must not set.
-    pub fn plan_encoded(&mut self, body: &[u8], subset: Option<&Subset>) -> Result<Plan, Refusal> {
-        if body.is_empty() {
-            return self.plan_empty(Generation::Other, subset);
-        }
-        if !self.pool.trust_clients {
-            check_unread(body)?;
-        }
-        self.plan_unread(Refusal::Encoded, subset)
+    /// This VM's bookings on every worker rank that has any, with the estimated tokens left now. To be shared with other VMs.
+    pub fn shares(&self) -> Vec<ThreadLoad> {
+        self.workers.shares(&self.ledger)
     }
 
-    /// Plans a body that cannot be read: by load alone, to a worker that needs no hand-off in the body; else refuses it with
-    /// `otherwise`.
-    ///
-    /// # Errors
-    /// `otherwise`, if there is no such worker.
-    pub fn plan_unread(
-        &mut self,
-        otherwise: Refusal,
-        subset: Option<&Subset>,
-    ) -> Result<Plan, Refusal> {
-        // A body that is not read cannot be at fault.
-        let otherwise = match self.is_open() {
-            true => Refusal::NoFleet,
-            false => otherwise,
-        };
-        let outcome = self.plan_by_load(otherwise, subset);
-        self.or_forward_anywhere(outcome, subset)
+    /// Replaces the bookings of all other VMs: choices, thresholds and back-pressure add them to this VM's own. Ranks
+    /// unknown here are skipped.
+    pub fn apply_shares(&mut self, others: &[ThreadLoad]) {
+        self.ledger.apply_shares(others);
     }
 
-    fn plan_pair(
-        &mut self,
-        context: &SelectionContext<'_>,
-        request: &Request<'_>,
-        now: Duration,
-    ) -> Result<Plan, Refusal> {
-        if context.overrides.query {
-            let (prefill, decode) = self.look_at_pair(context)?;
-            let block_tokens = self.pool.block_tokens;
-            let answer =
-                query::answer(request, context, Some(&prefill), &decode, block_tokens, now);
-            return Ok(Plan::Answer(answer));
-        }
-        if let Some(whole) = self.stays(context) {
-            let why = Some(Fallback::NotWorthIt);
-            return Ok(self.forward_whole(whole, context, why, Some(request)));
-        }
-        self.book_pair(context, request)
+    /// KV blocks that a worker is estimated to hold, over all its ranks.
+    pub fn remembered_blocks(&self, worker: &Rc<Worker>) -> usize {
+        self.prefixes.held(worker)
     }
 
-    /// Picks and books a pair.
-    fn book_pair(
-        &mut self,
-        context: &SelectionContext<'_>,
-        request: &Request<'_>,
-    ) -> Result<Plan, Refusal> {
-        let pair = self.admitted_pair(context)?;
-        if !self.pool.rules().order.is_ours() {
-            return Ok(self.forward_pair(pair, context, Some(request)));
-        }
-        let prefill = &pair.prefill.target;
-        let partners = HandoffPair {
-            prefill: Prefill {
-                target: prefill,
-                binding: self.bindings.get(&prefill.worker.id),
-            },
-            decode_rank: pair.decode.target.rank,
-        };
-        let engine = self.pool.engine();
-        let handoff = engine.handoff(&partners, request, &mut self.rooms)?;
-        Ok(self.prefill_phase(context, pair, handoff, request))
+    /// Starts to keep decisions for [`Router::take_decisions`], those that were new to the worker.
+    pub fn keep_decisions(&mut self) {
+        self.prefixes.keep_decisions();
     }
 
-    /// A trusted caller has had its prompt prefilled already: the request goes to a decode worker unchanged.
-    fn plan_decode(
-        &mut self,
-        context: &SelectionContext<'_>,
-        request: &Request<'_>,
-    ) -> Result<Plan, Refusal> {
-        Pinned::check_unused(context.overrides, &self.fleet)?;
-        let (decode, others) = self.look_at_decode(context)?;
-        self.take(
-            Role::Decode,
-            context,
-            context.overrides.decode_pin(),
-            &decode,
-        );
-        let mut dispatch = self.dispatch_to(&decode.target, &others);
-        let snapshot = Rc::new(RetrySnapshot::of(context, request));
-        dispatch.patience = snapshot.patience(self, decode.target.worker.id, Duration::ZERO);
-        let assignment = Assignment {
-            trail: Some(Rc::clone(&snapshot.trail)),
-            decode_charge: Some(self.charge_decode(&decode, context.demand)),
-            // A hand-off can be used only once.
-            recovery: Some(Recovery::new(snapshot, Way::Whole, RetryBudget::default())),
-            decode: Some(decode.target.worker),
-            ..Assignment::default()
-        };
-        Ok(Plan::Forward(dispatch, assignment))
+    /// Takes the decisions since the last call. To be shared with other VMs.
+    pub fn take_decisions(&mut self) -> Vec<Decision> {
+        self.prefixes.take_decisions()
     }
 
-    fn plan_whole(
-        &mut self,
-        context: &SelectionContext<'_>,
-        request: &Request<'_>,
-        now: Duration,
-        otherwise: Refusal,
-    ) -> Result<Plan, Refusal> {
-        Pinned::check_unused(context.overrides, &self.fleet)?;
-        let whole = match self.pick_whole(context) {
-            Ok(whole) => whole,
-            Err(Refusal::NotServed(_)) => return Err(otherwise),
-            Err(refusal) => return Err(refusal),
-        };
-        let decode = &whole.decode.target;
-        if context.overrides.query {
-            let block_tokens = self.pool.block_tokens;
-            let answer = query::answer(request, context, None, decode, block_tokens, now);
-            return Ok(Plan::Answer(answer));
-        }
-        let fallback = (decode.worker.role == Role::Decode).then_some(Fallback::PrefillAbsent);
-        Ok(self.forward_whole(whole, context, fallback, Some(request)))
+    /// Records a decision of another VM in the prefix index, without sharing it again. A rank unknown here is skipped.
+    pub fn apply_decision(&mut self, decision: &Decision) {
+        self.prefixes.apply(decision, self.ledger.now());
     }
-}
 
-/// The capacity of a rank of a worker: from its source, else from its engine's report, else from the pool.
-fn capacity(pool: &Pool, reports: &Reports, worker: &Worker) -> Capacity {
-    let reported = || reports.kv_blocks_of_rank(worker, pool.block_tokens);
-    Capacity {
-        kv_blocks: worker
-            .capacity
-            .kv_blocks
-            .or_else(reported)
-            .or(pool.kv_blocks),
-        max_model_len: worker.capacity.max_model_len.or(pool.max_model_len),
-        ..worker.capacity
+    /// Takes the ejections since the last call.
+    pub fn take_ejections(&mut self) -> Vec<Ejection> {
+        self.health.take_ejections()
     }
-}
 
-/// Whether a worker runs requests aggregated.
-fn runs_whole(pool: &Pool, worker: &Worker) -> bool {
-    match worker.role {
-        Role::Aggregated => true,
-        Role::Decode => pool.decode.runs_whole_requests,
-        Role::Prefill => false,
+    /// Number of ejected workers, including those whose trial is due or under way.
+    pub fn ejected(&self) -> usize {
+        self.health.ejected()
     }
-}
 
-/// Served if any model key serves; else the reason nearest to being served.
-fn best(outcomes: impl Iterator<Item = Result<(), NotServed>>) -> Result<(), Refusal> {
-    let mut nearest = NotServed::Vacant;
-    for outcome in outcomes {
-        match outcome {
-            Ok(()) => return Ok(()),
-            Err(reason) => nearest = nearest.min(reason),
-        }
+    /// Whether a worker is ejected, also while its trial is due or under way.
+    pub fn is_ejected(&self, worker: WorkerId) -> bool {
+        self.health.is_ejected(worker)
     }
-    Err(Refusal::NotServed(nearest))
+
+    /// Takes the counts since the last call.
+    pub fn take_tally(&mut self) -> Tally {
+        self.notes.take_tally()
+    }
+
+    /// Takes the hand-offs lost since the last call.
+    pub fn take_lost(&mut self) -> Lost {
+        self.notes.take_lost()
+    }
+
+    /// Takes the remarks on hand-offs since the last call.
+    pub fn take_remarks(&mut self) -> Vec<String> {
+        self.notes.take_remarks()
+    }
 }
 
 #[cfg(test)]

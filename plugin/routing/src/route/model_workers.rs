@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::reports::Reports;
-use super::{capacity, runs_whole};
 use crate::config::Pool;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
 use crate::load::{Ledger, PrefillRate};
@@ -76,7 +75,7 @@ impl ModelWorkers {
             model_workers.has_unhealthy |= worker.condition == Condition::Unhealthy;
             let mut members = || {
                 let targets = worker.targets();
-                let capacity = capacity(pool, reports, worker);
+                let capacity = reports.capacity(worker, pool);
                 let member = |target: Target| RankSlot {
                     capacity,
                     slot: ledger.slot(target.key()),
@@ -135,5 +134,14 @@ impl ModelWorkers {
             Role::Decode => &self.decode,
             Role::Aggregated => &self.whole,
         }
+    }
+}
+
+/// Whether a worker runs requests aggregated.
+pub(super) fn runs_whole(pool: &Pool, worker: &Worker) -> bool {
+    match worker.role {
+        Role::Aggregated => true,
+        Role::Decode => pool.decode.runs_whole_requests,
+        Role::Prefill => false,
     }
 }

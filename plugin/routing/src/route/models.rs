@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use percent_encoding::percent_decode;
 use serde::Serialize;
 
-use super::{Refusal, Router};
+use super::Refusal;
+use super::workers::Workers;
+use crate::config::Pool;
 
 const OWNER: &str = "pd-router";
 
@@ -100,26 +102,23 @@ impl Permission {
     }
 }
 
-impl Router {
-    /// The models whose requests would be served now, with their adapters and rewritten names: an empty list while there is
-    /// no worker. None if workers do not declare their model: then one of them is asked.
-    pub fn models(&self) -> Option<Models> {
-        if self.model_states().any(|(key, _)| key.model.is_none()) {
+impl Workers {
+    pub(super) fn models(&self, pool: &Pool) -> Option<Models> {
+        if self.states().states().any(|(key, _)| key.model.is_none()) {
             return None;
         }
         let mut found = BTreeMap::new();
-        for name in self.served() {
-            found.insert(name.to_owned(), self.model(name, name, None));
+        for name in self.served(pool) {
+            found.insert(name.to_owned(), self.model(name, name, None, pool));
         }
-        let adapters = self.adapters.iter();
-        for (name, parent) in adapters.filter_map(|(name, of)| Some((name, of.as_deref()?))) {
-            if found.contains_key(parent) {
-                let adapter = self.model(name, parent, Some(parent.to_owned()));
-                found.entry(name.clone()).or_insert(adapter);
+        for (name, base) in self.adapters() {
+            if found.contains_key(base) {
+                let adapter = self.model(name, base, Some(base.to_owned()), pool);
+                found.entry(name.to_owned()).or_insert(adapter);
             }
         }
-        for (name, root) in self.renamed() {
-            let model = self.model(name, root, None);
+        for (name, root) in self.renamed(pool) {
+            let model = self.model(name, root, None, pool);
             found.entry(name.to_owned()).or_insert(model);
         }
         Some(Models {
@@ -128,14 +127,10 @@ impl Router {
         })
     }
 
-    /// The entry of the model of this name; none if workers do not declare their model: then one of them is asked.
-    ///
-    /// # Errors
-    /// [`Refusal`] if no worker serves the model now, or none ever did.
-    pub fn named(&self, name: &str) -> Option<Result<Model, Refusal>> {
-        let mut known = self.models()?.data.into_iter();
+    pub(super) fn named(&self, name: &str, pool: &Pool) -> Option<Result<Model, Refusal>> {
+        let mut known = self.models(pool)?.data.into_iter();
         let found = known.find(|model| model.id == name);
-        Some(found.ok_or_else(|| match self.can_serve_requests(name) {
+        Some(found.ok_or_else(|| match self.can_serve(name, pool) {
             Err(refusal) => refusal,
             Ok(()) => Refusal::UnknownModel {
                 model: name.to_owned(),
@@ -143,24 +138,23 @@ impl Router {
         }))
     }
 
-    fn served(&self) -> impl Iterator<Item = &str> {
-        let absent = self.absent_policy();
-        let ready = self
-            .model_states()
-            .filter(move |(_, state)| state.can_serve_requests(absent).is_ok());
+    fn served(&self, pool: &Pool) -> impl Iterator<Item = &str> {
+        let absent = pool.prefill_absent();
+        let states = self.states().states();
+        let ready = states.filter(move |(_, state)| state.can_serve_requests(absent).is_ok());
         ready.filter_map(|(key, _)| key.model.as_deref())
     }
 
     /// The rewritten names that clients use, each with a served model that it stands for.
-    fn renamed(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.pool.model_rewrites.iter().filter_map(|rewrite| {
+    fn renamed<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = (&'a str, &'a str)> {
+        pool.model_rewrites.iter().filter_map(|rewrite| {
             let mut targets = rewrite.targets.iter();
-            let served = targets.find(|to| self.can_serve_requests(&to.model).is_ok())?;
+            let served = targets.find(|to| self.can_serve(&to.model, pool).is_ok())?;
             Some((rewrite.model.as_deref()?, served.model.as_str()))
         })
     }
 
-    fn model(&self, name: &str, of: &str, parent: Option<String>) -> Model {
+    fn model(&self, name: &str, of: &str, parent: Option<String>, pool: &Pool) -> Model {
         let root = match parent {
             Some(_) => name,
             None => of,
@@ -172,20 +166,17 @@ impl Router {
             owned_by: OWNER,
             root: root.to_owned(),
             parent,
-            max_model_len: self.longest_of(of),
+            max_model_len: self.longest_of(of, pool),
             permission: [Permission::of(name)],
         }
     }
 
     /// Tokens that every worker of the model takes, as far as known.
-    fn longest_of(&self, model: &str) -> Option<u64> {
-        let base = self.adapters.get(model).and_then(Option::as_deref);
-        let here = self.fleet.open();
-        let here = here.filter(|worker| worker.serves(Some(base.unwrap_or(model))));
-        let limits = here.filter_map(|worker| {
-            let own = worker.capacity.max_model_len;
-            own.or(self.pool.max_model_len)
-        });
-        limits.min()
+    fn longest_of(&self, model: &str, pool: &Pool) -> Option<u64> {
+        let base = self.base_of(model).unwrap_or(model);
+        let here = self.fleet().open();
+        let here = here.filter(|worker| worker.serves(Some(base)));
+        let own = here.filter_map(|worker| worker.capacity.max_model_len.or(pool.max_model_len));
+        own.min()
     }
 }

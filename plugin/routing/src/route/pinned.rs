@@ -1,7 +1,9 @@
-//! Owns pins: whether the worker that a caller names is available, and on which rank.
+//! Owns pins: whether the worker that a caller names is available, and on which rank, and what becomes of a stale pin.
 
+use super::chooser::Chooser;
 use super::model_workers::RankSlot;
 use super::{PinProblem, Refusal};
+use crate::config::{OnStalePin, Pool};
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::load::Ledger;
 use crate::request::{Pin, RoutingOverrides};
@@ -16,12 +18,17 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// A pin for `role`. Its field is the role's own if that named the worker, else the one that stands for both.
-    pub(super) fn new(role: Role, own_field: &'static str, own: Pin, pin: Pin) -> Self {
+    /// The pin for `role`. Its field is the role's own if that named the worker, else the one that stands for both.
+    pub(super) fn of(role: Role, overrides: &RoutingOverrides) -> Self {
+        let (own_field, own) = match role {
+            Role::Prefill => ("prefill_worker_id", overrides.prefill),
+            Role::Decode | Role::Aggregated => ("decode_worker_id", overrides.decode),
+        };
         let field = match own.worker {
             Some(_) => own_field,
             None => "backend_instance_id",
         };
+        let pin = overrides.pin(role);
         Self { field, role, pin }
     }
 
@@ -118,4 +125,62 @@ impl Pinned {
             problem,
         })
     }
+}
+
+/// Drops stale pins, whose worker has left or takes no new requests, if the pool goes on without them: an outer picker is
+/// always a moment behind.
+///
+/// # Errors
+/// If the pool does not, or if a worker must be named: the same request may succeed with another worker.
+pub(super) fn drop_stale(
+    overrides: &mut RoutingOverrides,
+    fleet: &Fleet,
+    pool: &Pool,
+    chooser: &Chooser,
+) -> Result<(), Refusal> {
+    if fleet.workers().next().is_none() {
+        // With an empty fleet no pin is stale.
+        return Ok(());
+    }
+    let is_stale = |field, role, named: Option<WorkerId>| {
+        let Some(id) = named else {
+            return Ok(false);
+        };
+        let problem = match fleet.get(id) {
+            None => PinProblem::Unknown,
+            Some(worker) if worker.is_draining() => PinProblem::Draining,
+            Some(_) => return Ok(false),
+        };
+        match pool.stale_pin() {
+            OnStalePin::Ignore if !chooser.policy(role).needs_pin() => Ok(true),
+            OnStalePin::Ignore | OnStalePin::Reject => Err(Refusal::Pin { field, id, problem }),
+        }
+    };
+    let RoutingOverrides {
+        prefill,
+        decode,
+        backend,
+        ..
+    } = overrides;
+    let common_rank = decode.rank;
+    if is_stale("prefill_worker_id", Role::Prefill, prefill.worker)? {
+        *prefill = Pin::default();
+    }
+    let mut is_dropped = false;
+    if is_stale("decode_worker_id", Role::Decode, decode.worker)? {
+        decode.worker = None;
+        is_dropped = true;
+    }
+    if is_stale("backend_instance_id", Role::Decode, *backend)? {
+        *backend = None;
+        is_dropped = true;
+    }
+    // The rank belonged to that worker; prefill has it too if it had none of its own.
+    if is_dropped && decode.or(*backend).worker.is_none() {
+        decode.rank = None;
+        if prefill.worker.is_none() && prefill.rank == common_rank {
+            prefill.rank = None;
+        }
+    }
+    Ok(())
 }

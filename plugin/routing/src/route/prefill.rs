@@ -6,24 +6,24 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
-use super::choice::{Chosen, Pair};
+use super::choice::{Chosen, Pair, Step, choose_prefill, replace_decode, take};
 use super::dispatch::rank_header;
-use super::handed::Allowed;
-use super::recovery::{Recovery, RetryBudget, Way};
+use super::health::EndedCall;
+use super::recovery::{Recovery, RetryBudget, Way, excluded};
 use super::retry::RetrySnapshot;
 use super::selection_request::SelectionContext;
 use super::{Assignment, Dispatch, Fallback, Plan, PrefillFailure, Refusal, Router};
 use crate::answer::Verdict;
 use crate::answer::usage;
 use crate::config::OnPrefillFailure;
-use crate::fleet::{Target, TargetKey, Worker, WorkerId};
+use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
 use crate::handoff::{
-    Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Staged, without_handoff_fields,
+    Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Prefill, Staged, without_handoff_fields,
 };
 use crate::json::Edits;
 use crate::load::PrefillCharge;
-use crate::outcome::{self, Before, Came, Follows, LeftOut, Leg, Meaning, judge};
+use crate::outcome::{self, Before, Came, Follows, LeftOut, Leg, judge};
 use crate::rendezvous::NotServed;
 use crate::request::Request;
 
@@ -98,54 +98,66 @@ impl fmt::Display for PrefillAnswer<'_> {
     }
 }
 
-impl Router {
+/// Time that a worker may take over the prompts booked on it now.
+pub(super) fn reading(router: &Router, key: TargetKey) -> Duration {
+    let tokens = router.ledger.load_in_all(key).prefill_tokens;
+    router.pool.prefill.deadline(tokens)
+}
+
+/// Deadline of a call to a prefill worker.
+fn deadline(router: &Router, key: TargetKey) -> Duration {
+    reading(router, key).max(router.health.grace(key.worker))
+}
+
+/// The hand-off of a request from another prefill worker. None if the worker lacks a needed binding.
+fn renewed(
+    router: &mut Router,
+    handoff: &dyn Handoff,
+    prefill: &Target,
+) -> Option<Box<dyn Handoff>> {
+    let prefill = Prefill {
+        target: prefill,
+        binding: router.workers.bindings().get(prefill.worker.id),
+    };
+    handoff.renewed(&prefill, router.chooser.rooms())
+}
+
+impl PrefillPhase {
     /// Books a pair for a hand-off.
-    pub(super) fn prefill_phase(
-        &mut self,
-        context: &SelectionContext<'_>,
+    pub(super) fn plan(
         pair: Pair,
         handoff: Box<dyn Handoff>,
+        context: &SelectionContext<'_>,
         request: &Request<'_>,
+        router: &mut Router,
     ) -> Plan {
         let snapshot = Rc::new(RetrySnapshot::of(context, request));
-        let budget = RetryBudget::of(&self.pool.decode);
+        let Router { pool, ledger, .. } = router;
+        let budget = RetryBudget::of(&pool.decode);
         snapshot.trail.borrow_mut().placed();
         let assignment = Assignment {
             trail: Some(Rc::clone(&snapshot.trail)),
             prefill: Some(Rc::clone(&pair.prefill.target.worker)),
             decode: Some(Rc::clone(&pair.decode.target.worker)),
-            decode_charge: Some(self.charge_decode(&pair.decode, context.demand)),
+            decode_charge: Some(pair.decode.charge_decode(context.demand, pool, ledger)),
             recovery: Some(Recovery::new(Rc::clone(&snapshot), Way::Pair, budget)),
             ..Assignment::default()
         };
-        let charge = self.charge_prefill(&pair.prefill, context.demand);
-        let phase = PrefillPhase {
+        let charge = pair.prefill.charge_prefill(context.demand, pool, ledger);
+        let phase = Self {
             snapshot,
             charge: Some(charge),
-            timeout: self.prefill_deadline(pair.prefill.key()),
+            timeout: deadline(router, pair.prefill.key()),
             prefill: pair.prefill,
             decode: pair.decode,
             others: pair.others,
-            order: self.pool.rules().order,
+            order: router.pool.rules().order,
             handoff,
             whole: without_handoff_fields(request),
         };
         Plan::Prefill(phase, assignment)
     }
 
-    /// Deadline of a call to a prefill worker.
-    pub(super) fn prefill_deadline(&self, key: TargetKey) -> Duration {
-        self.reading(key).max(self.grace(key.worker))
-    }
-
-    /// Time that a worker may take over the prompts booked on it now.
-    pub(super) fn reading(&self, key: TargetKey) -> Duration {
-        let tokens = self.ledger.load_in_all(key).prefill_tokens;
-        self.pool.prefill.deadline(tokens)
-    }
-}
-
-impl PrefillPhase {
     /// The called worker.
     pub fn worker(&self) -> &Rc<Worker> {
         &self.prefill.target.worker
@@ -185,12 +197,20 @@ impl PrefillPhase {
     /// worker that enters it: another one may, as long as none has.
     pub fn decode_beside(&self, router: &mut Router) -> Option<Dispatch> {
         let edits = self.handoff.decode_at_once()?;
-        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = Some(edits);
-        dispatch.patience =
-            self.snapshot
-                .patience(router, self.decode.target.worker.id, self.timeout);
-        Some(dispatch)
+        Some(self.decode_leg(Some(edits), self.timeout, router))
+    }
+
+    /// The leg to the decode worker, which needs `reading` before it can decode.
+    fn decode_leg(&self, edits: Option<Edits>, reading: Duration, router: &Router) -> Dispatch {
+        let Self { decode, others, .. } = self;
+        let patience = self
+            .snapshot
+            .patience(router, decode.target.worker.id, reading);
+        Dispatch {
+            edits,
+            patience,
+            ..Dispatch::to(&decode.target, others, &router.pool)
+        }
     }
 
     /// The call that aborts the request on the worker after its client has left; none if the engine has no abort.
@@ -208,12 +228,12 @@ impl PrefillPhase {
             return None;
         }
         let next = self.next_prefill(&[self.prefill.target.worker.id], router)?;
-        let handoff = router.renewed(self.handoff.as_ref(), &next.target)?;
-        let charge = router.charge_prefill(&next, &self.snapshot.demand);
+        let handoff = renewed(router, self.handoff.as_ref(), &next.target)?;
+        let charge = next.charge_prefill(&self.snapshot.demand, &router.pool, &mut router.ledger);
         Some(Self {
             snapshot: Rc::clone(&self.snapshot),
             charge: Some(charge),
-            timeout: router.prefill_deadline(next.key()),
+            timeout: deadline(router, next.key()),
             prefill: next,
             decode: self.decode.clone(),
             others: self.others.clone(),
@@ -240,13 +260,13 @@ impl PrefillPhase {
             return Err(Box::new(self));
         }
         let came = answer.came().unwrap_or(Came::NoHandoff);
-        let meaning = self.ended(came, Client::Waits, router);
-        self.leave_out(meaning.follows);
+        let end = self.ended(came, Client::Waits, router);
+        self.leave_out(end.meaning.follows);
         Ok(())
     }
 
     /// Records how the call has ended, and returns what that means.
-    fn ended(&self, came: Came, client: Client, router: &mut Router) -> Meaning {
+    fn ended(&self, came: Came, client: Client, router: &mut Router) -> PrefillEnd {
         let trail = &self.snapshot.trail;
         let before = Before {
             // The client has left, and the leg can be aborted: the worker was sent an abort.
@@ -255,7 +275,13 @@ impl PrefillPhase {
         };
         let meaning = judge(Leg::Prefill, came, before);
         let worker = self.prefill.target.worker.incarnation();
-        router.hold(meaning.held, Leg::Prefill, worker, None, came, trail);
+        let call = EndedCall {
+            leg: Leg::Prefill,
+            worker,
+            partner: None,
+            came,
+        };
+        router.hold(meaning.held, &call, trail);
         match came {
             Came::Good => router.leg_succeeded(trail, Leg::Prefill),
             _ => trail.borrow_mut().ended(Leg::Prefill, worker.id, came),
@@ -263,7 +289,7 @@ impl PrefillPhase {
         if client == Client::Left {
             router.settle_trail(trail);
         }
-        meaning
+        PrefillEnd { came, meaning }
     }
 
     fn leave_out(&self, follows: Follows) {
@@ -273,8 +299,8 @@ impl PrefillPhase {
         );
         if is_for_good {
             let worker = self.prefill.target.worker.id;
-            let mut trail = self.snapshot.trail.borrow_mut();
-            trail.leave_out(Leg::Prefill, worker);
+            let trail = &self.snapshot.trail;
+            trail.borrow_mut().leave_out(Leg::Prefill, worker);
         }
     }
 
@@ -285,35 +311,27 @@ impl PrefillPhase {
         client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
-        let (came, body) = match (answer.came(), answer) {
+        let came = match (answer.came(), answer) {
             (None, PrefillAnswer::Whole { body, .. }) => {
                 return self.succeeded(body, client, router);
             }
-            (came, _) => (came.unwrap_or(Came::NotSent), answer),
+            (came, _) => came.unwrap_or(Came::NotSent),
         };
-        let meaning = self.ended(came, client, router);
-        let cause = match (came, body) {
-            (Came::Unsendable, _) => return self.unsendable(client),
+        let end = self.ended(came, client, router);
+        let cause = match (came, answer) {
+            (Came::Unsendable, _) if client == Client::Waits => {
+                return AfterPrefill::Refused(Refusal::Unsendable);
+            }
             (Came::NotSent, _) => PrefillFailure::NotSent,
             (Came::Cut, _) => PrefillFailure::Broken,
             (_, PrefillAnswer::Whole { status, .. }) => PrefillFailure::Status(status),
             (_, _) => PrefillFailure::Broken,
         };
         let is_clients = matches!(came, Came::Status(400..=499));
-        match (client, meaning.follows) {
-            (Client::Left, _) => AfterPrefill::Nothing,
+        match (client, end.meaning.follows) {
             (Client::Waits, Follows::PassedOn) if is_clients => AfterPrefill::Answer,
-            (Client::Waits, _) if is_clients => {
-                self.refused(PrefillEnd { came, meaning }, cause, router)
-            }
-            (Client::Waits, _) => self.failed(PrefillEnd { came, meaning }, cause, router),
-        }
-    }
-
-    fn unsendable(self, client: Client) -> AfterPrefill {
-        match client {
-            Client::Waits => AfterPrefill::Refused(Refusal::Unsendable),
-            Client::Left => AfterPrefill::Nothing,
+            (Client::Waits, _) if is_clients => self.refused(end, cause, router),
+            _ => self.failed(end, cause, client, router),
         }
     }
 
@@ -339,7 +357,8 @@ impl PrefillPhase {
         }
         if self.order == LegOrder::Concurrent {
             if matches!(Verdict::of_prefill(body), Verdict::Failed(_)) {
-                return self.hands_nothing_over(Came::FailedInside, client, router);
+                let end = self.ended(Came::FailedInside, client, router);
+                return self.failed(end, PrefillFailure::NoHandoff, client, router);
             }
             self.ended(Came::Good, client, router);
             return self.done_beside(body, client, router.pool.block_tokens);
@@ -351,12 +370,16 @@ impl PrefillPhase {
         let now = router.ledger.now();
         let staged = staged.leased(router.pool.handoff.lease(), now);
         if staged.has_expired(now) {
-            router.lose(staged.blocks);
+            router.notes.lose(staged.blocks);
             return self.ended_or_failed(body, client, router);
         }
-        if router.allow_hosts(self.worker(), &staged.hosts) == Allowed::No {
-            router.lose(staged.blocks);
-            return self.misled(client, router);
+        let Router { notes, pool, .. } = router;
+        let networks = &pool.handoff.networks;
+        if !notes.allow_hosts(self.worker(), &staged.hosts, networks) {
+            router.notes.lose(staged.blocks);
+            // The hand-off would send decode to a host that is not allowed: it is dropped, and the worker has failed.
+            let end = self.ended(Came::NoHandoff, client, router);
+            return self.failed(end, PrefillFailure::ForeignHost, client, router);
         }
         self.ended(Came::Good, client, router);
         match (client, Terminal::read(body, self.snapshot.form)) {
@@ -366,30 +389,6 @@ impl PrefillPhase {
             }
             (Client::Waits, None) => self.decode(staged, router),
             (Client::Left, _) => self.clean_up(staged, router),
-        }
-    }
-
-    fn hands_nothing_over(self, came: Came, client: Client, router: &mut Router) -> AfterPrefill {
-        let meaning = self.ended(came, client, router);
-        match client {
-            Client::Waits => {
-                let end = PrefillEnd { came, meaning };
-                self.failed(end, PrefillFailure::NoHandoff, router)
-            }
-            Client::Left => AfterPrefill::Nothing,
-        }
-    }
-
-    /// The hand-off would send decode to a host that is not allowed: it is dropped, and the worker has failed.
-    fn misled(self, client: Client, router: &mut Router) -> AfterPrefill {
-        let came = Came::NoHandoff;
-        let meaning = self.ended(came, client, router);
-        match client {
-            Client::Waits => {
-                let end = PrefillEnd { came, meaning };
-                self.failed(end, PrefillFailure::ForeignHost, router)
-            }
-            Client::Left => AfterPrefill::Nothing,
         }
     }
 
@@ -409,7 +408,8 @@ impl PrefillPhase {
     /// An answer that leaves nothing for decode: generation has ended by itself, or prefill has failed.
     fn ended_or_failed(self, body: &[u8], client: Client, router: &mut Router) -> AfterPrefill {
         let Some(terminal) = Terminal::read(body, self.snapshot.form) else {
-            return self.hands_nothing_over(Came::NoHandoff, client, router);
+            let end = self.ended(Came::NoHandoff, client, router);
+            return self.failed(end, PrefillFailure::NoHandoff, client, router);
         };
         self.ended(Came::Good, client, router);
         match client {
@@ -421,16 +421,11 @@ impl PrefillPhase {
     /// The decode leg, to the picked worker if it is still there, else to another one.
     fn decode(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         if let Err(refusal) = self.revalidate_decode(router) {
-            router.lose(staged.blocks);
+            router.notes.lose(staged.blocks);
             return AfterPrefill::Refused(refusal);
         }
-        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = Some(staged.decode.clone());
-        dispatch.patience =
-            self.snapshot
-                .patience(router, self.decode.target.worker.id, Duration::ZERO);
         AfterPrefill::Decode {
-            dispatch,
+            dispatch: self.decode_leg(Some(staged.decode.clone()), Duration::ZERO, router),
             target: (Rc::clone(&self.decode.target.worker), self.decode.key()),
             staged,
         }
@@ -442,8 +437,7 @@ impl PrefillPhase {
         self.keep_open_others(router);
         let decode = &self.decode.target.worker;
         let is_named = self.snapshot.overrides.decode_pin().worker.is_some();
-        let known = router.fleet.get(decode.id);
-        match known.filter(|worker| worker.incarnation() == decode.incarnation()) {
+        match router.workers.fleet().alive(&decode.incarnation()) {
             Some(worker) if worker.is_draining() && !is_named => {
                 // An error is ignored: the draining worker can still take the leg.
                 let _ = self.replace_decode(router);
@@ -457,9 +451,8 @@ impl PrefillPhase {
     /// Keeps only those alternatives for the same bytes that still take new requests.
     fn keep_open_others(&mut self, router: &Router) {
         let is_open = |other: &Target| {
-            let life = other.worker.incarnation();
-            let known = router.fleet.get(life.id);
-            known.is_some_and(|worker| !worker.is_draining() && worker.incarnation() == life)
+            let known = router.workers.fleet().alive(&other.worker.incarnation());
+            known.is_some_and(|worker| !worker.is_draining())
         };
         self.others.retain(is_open);
     }
@@ -472,7 +465,7 @@ impl PrefillPhase {
         }
         let prefill = Rc::clone(&self.prefill.target.worker);
         let context = self.snapshot.context(router, &[]);
-        let (decode, others) = router.replace_decode(&context, &prefill)?;
+        let (decode, others) = replace_decode(router, &context, &prefill)?;
         self.decode = decode;
         self.others = others;
         Ok(())
@@ -487,18 +480,24 @@ impl PrefillPhase {
         if self.revalidate_decode(router).is_err() {
             return AfterPrefill::Leaked { blocks };
         }
-        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = Some(staged.cleanup);
+        let dispatch = Dispatch {
+            edits: Some(staged.cleanup),
+            ..Dispatch::to(&self.decode.target, &self.others, &router.pool)
+        };
         AfterPrefill::CleanUp(CleanUpLeg { dispatch, blocks })
     }
 
-    /// Applies the pool's policy on failures, step by step.
+    /// Applies the pool's policy on failures, step by step, if the client still waits.
     fn failed(
         mut self,
         end: PrefillEnd,
         cause: PrefillFailure,
+        client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
+        if client == Client::Left {
+            return AfterPrefill::Nothing;
+        }
         self.leave_out(end.meaning.follows);
         for step in router.pool.on_prefill_failure.clone() {
             match step {
@@ -534,13 +533,16 @@ impl PrefillPhase {
             return Err(Box::new(self));
         }
         let next = self.next_prefill(&[], router);
-        let next = next
-            .and_then(|next| Some((router.renewed(self.handoff.as_ref(), &next.target)?, next)));
+        let next = next.and_then(|next| {
+            let handoff = renewed(router, self.handoff.as_ref(), &next.target)?;
+            Some((handoff, next))
+        });
         let Some((handoff, next)) = next else {
             return Err(Box::new(self));
         };
-        self.charge = Some(router.charge_prefill(&next, &self.snapshot.demand));
-        self.timeout = router.prefill_deadline(next.key());
+        let Router { pool, ledger, .. } = router;
+        self.charge = Some(next.charge_prefill(&self.snapshot.demand, pool, ledger));
+        self.timeout = deadline(router, next.key());
         self.handoff = handoff;
         self.prefill = next;
         Ok(self)
@@ -550,7 +552,7 @@ impl PrefillPhase {
     /// worker that reset the connection is tried again if no other is left.
     fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
-        let is_named = self.snapshot.overrides.prefill_pin().worker.is_some();
+        let is_named = self.snapshot.overrides.prefill.worker.is_some();
         let trail = self.snapshot.trail.borrow();
         let (calls, resets) = (trail.calls(Leg::Prefill), trail.before(Leg::Prefill).resets);
         drop(trail);
@@ -558,11 +560,14 @@ impl PrefillPhase {
         if is_named && resets == 0 || calls >= allowed {
             return None;
         }
-        let excluded = router.excluded(&self.snapshot, Leg::Prefill);
+        let excluded = excluded(router.workers.fleet(), &self.snapshot, Leg::Prefill);
+        let decode = &self.decode.target.worker;
         let next = excluded.iter().find_map(|excluded| {
             let excluded = [excluded.as_slice(), besides].concat();
             let context = self.snapshot.context(router, &excluded);
-            router.choose_next_prefill(&context, &self.decode.target.worker)
+            let next = choose_prefill(router, &context, Some(decode), Step::Commit).ok()?;
+            take(router, Role::Prefill, &context, &next);
+            Some(next)
         })?;
         self.snapshot.trail.borrow_mut().called(Leg::Prefill);
         Some(next)
@@ -573,22 +578,18 @@ impl PrefillPhase {
     fn run_whole(&mut self, router: &mut Router) -> Option<AfterPrefill> {
         if self.order != LegOrder::Sequential
             || !router.pool.decode.runs_whole_requests
-            || !router.fleet.lives(&self.decode.target.worker.incarnation())
+            || !router
+                .workers
+                .fleet()
+                .lives(&self.decode.target.worker.incarnation())
         {
             return None;
         }
         self.keep_open_others(router);
-        let mut dispatch = router.dispatch_to(&self.decode.target, &self.others);
-        dispatch.edits = self.whole.take();
-        let reading = router
-            .pool
-            .prefill
-            .deadline(self.snapshot.demand.prompt_tokens);
-        dispatch.patience = self
-            .snapshot
-            .patience(router, self.decode.target.worker.id, reading);
+        let (whole, tokens) = (self.whole.take(), self.snapshot.demand.prompt_tokens);
+        let reading = router.pool.prefill.deadline(tokens);
         Some(AfterPrefill::Whole {
-            dispatch,
+            dispatch: self.decode_leg(whole, reading, router),
             fallback: Fallback::PrefillFailed,
         })
     }

@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use super::selection_request::SelectionContext;
 use crate::fleet::Target;
-use crate::request::AnswerForm;
-use crate::request::{Generation, Request};
+use crate::request::{AnswerForm, Generation, Request};
 
 /// An answer given by the router itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

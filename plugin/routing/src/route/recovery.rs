@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::assignment::Assignment;
+use super::choice::{pick_whole, replace_decode};
+use super::forward::forward_whole;
+use super::planning::book_pair;
 use super::retry::RetrySnapshot;
-use super::{Plan, Refusal, Router};
-use crate::config::DecodeLeg;
-use crate::fleet::{Role, Worker, WorkerId};
+use super::{Assignment, Dispatch, Plan, Refusal, Router};
+use crate::config::{DecodeLeg, Pool};
+use crate::fleet::{Fleet, Role, Worker, WorkerId};
 use crate::handoff::Staged;
 use crate::outcome::{Cost, Follows, LeftOut, Leg, Meaning};
 use crate::request::Request;
@@ -17,7 +19,7 @@ use crate::request::Request;
 /// How a request would be retried.
 #[derive(Debug, Clone)]
 pub struct Recovery {
-    snapshot: Rc<RetrySnapshot>,
+    pub(super) snapshot: Rc<RetrySnapshot>,
     way: Way,
     budget: RetryBudget,
     /// KV that prefill has computed, as long as its decode leg is not known to have begun.
@@ -53,23 +55,13 @@ impl RetryBudget {
     /// The budget left after a failure of this cost. A failure that cost nothing is charged to the recoveries only if no
     /// attempts are left.
     fn charged(self, cost: Cost) -> Option<Self> {
-        let Self {
-            recoveries,
-            attempts,
-        } = self;
         if cost == Cost::Nothing
-            && let Some(attempts) = attempts.checked_sub(1)
+            && let Some(attempts) = self.attempts.checked_sub(1)
         {
-            return Some(Self {
-                recoveries,
-                attempts,
-            });
+            return Some(Self { attempts, ..self });
         }
-        let recoveries = recoveries.checked_sub(1)?;
-        Some(Self {
-            recoveries,
-            attempts,
-        })
+        let recoveries = self.recoveries.checked_sub(1)?;
+        Some(Self { recoveries, ..self })
     }
 }
 
@@ -106,185 +98,155 @@ impl Recovery {
         }
     }
 
-    /// The request's retry snapshot.
-    pub(super) fn snapshot(&self) -> Rc<RetrySnapshot> {
-        Rc::clone(&self.snapshot)
-    }
-
     /// Whether the pool allows another try.
     pub fn is_allowed(&self) -> bool {
         self.budget.is_left()
     }
 }
 
-impl Router {
-    /// Places a request again after its decode leg has failed. `assignment` is its own, `body` the client's own. None if
-    /// nothing is left to try: the failure is then the client's answer, and a staged hand-off stays with the assignment.
-    pub fn recover(
-        &mut self,
-        assignment: &mut Assignment,
-        failed: &Failed<'_>,
-        body: &[u8],
-        now: Duration,
-    ) -> Option<Plan> {
-        self.advance(now);
-        let recovery = assignment.recovery.as_mut()?;
-        let budget = recovery.budget.charged(failed.meaning.cost)?;
-        let (snapshot, way) = (Rc::clone(&recovery.snapshot), recovery.way);
-        let again = match failed.meaning.follows {
-            Follows::PassedOn => return None,
-            Follows::SameBytes => self
-                .place_same_bytes(assignment, &snapshot, failed)
-                .or_else(|| {
-                    self.place_anew(assignment, &snapshot, way, LeftOut::Worker, failed, body)
-                }),
-            Follows::Anew(left_out) => {
-                self.place_anew(assignment, &snapshot, way, left_out, failed, body)
-            }
-        };
-        let mut plan = again?;
-        if let Plan::Forward(_, assignment) | Plan::Prefill(_, assignment) = &mut plan
-            && let Some(recovery) = &mut assignment.recovery
-        {
-            recovery.budget = budget;
-        }
-        Some(plan)
+/// Places a request again after its decode leg has failed, from `body`, the client's own. None if nothing is left to try.
+pub(super) fn recover(
+    router: &mut Router,
+    assignment: &mut Assignment,
+    failed: &Failed<'_>,
+    body: &[u8],
+) -> Option<Plan> {
+    let recovery = assignment.recovery.as_mut()?;
+    let budget = recovery.budget.charged(failed.meaning.cost)?;
+    let again = match failed.meaning.follows {
+        Follows::PassedOn => None,
+        Follows::SameBytes => place_same_bytes(router, assignment, failed)
+            .or_else(|| place_anew(router, assignment, LeftOut::Worker, failed, body)),
+        Follows::Anew(left_out) => place_anew(router, assignment, left_out, failed, body),
+    };
+    let mut plan = again?;
+    if let Plan::Forward(_, assignment) | Plan::Prefill(_, assignment) = &mut plan
+        && let Some(recovery) = &mut assignment.recovery
+    {
+        recovery.budget = budget;
     }
+    Some(plan)
+}
 
-    /// Sends the staged hand-off to another decode worker, whose leg carries the same bytes.
-    fn place_same_bytes(
-        &mut self,
-        assignment: &mut Assignment,
-        snapshot: &Rc<RetrySnapshot>,
-        failed: &Failed<'_>,
-    ) -> Option<Plan> {
-        let recovery = assignment.recovery.as_ref()?;
-        let now = self.ledger.now();
-        let staged = recovery.staged.clone();
-        let staged = staged.filter(|staged| !staged.has_expired(now))?;
-        let budget = recovery.budget;
-        let ways_out = ways_out(failed.leg, LeftOut::Worker, failed.workers, None);
-        let (left_out, plan) = ways_out.into_iter().find_map(|left_out| {
-            let plan = self.offer_again(assignment, snapshot, &staged, budget, &left_out)?;
-            Some((left_out, plan))
-        })?;
-        snapshot
-            .trail
-            .borrow_mut()
-            .leave_all_out(failed.leg, &left_out);
-        if let Some(recovery) = &mut assignment.recovery {
-            recovery.staged = None;
-        }
-        Some(plan)
-    }
+/// Sends the staged hand-off to another decode worker, whose leg carries the same bytes.
+fn place_same_bytes(
+    router: &mut Router,
+    assignment: &mut Assignment,
+    failed: &Failed<'_>,
+) -> Option<Plan> {
+    let prefill = assignment.prefill.as_ref()?;
+    let recovery = assignment.recovery.as_mut()?;
+    let now = router.ledger.now();
+    let staged = recovery.staged.as_ref();
+    let staged = staged.filter(|staged| !staged.has_expired(now))?;
+    let ways_out = ways_out(failed.leg, LeftOut::Worker, failed.workers, None);
+    let (left_out, plan) = ways_out.into_iter().find_map(|left_out| {
+        let plan = offer_again(router, prefill, recovery, staged, &left_out)?;
+        Some((left_out, plan))
+    })?;
+    let trail = &recovery.snapshot.trail;
+    trail.borrow_mut().leave_all_out(failed.leg, &left_out);
+    recovery.staged = None;
+    Some(plan)
+}
 
-    fn offer_again(
-        &mut self,
-        assignment: &Assignment,
-        snapshot: &Rc<RetrySnapshot>,
-        staged: &Staged,
-        budget: RetryBudget,
-        left_out: &[(Leg, WorkerId)],
-    ) -> Option<Plan> {
-        let prefill = assignment.prefill.clone()?;
-        let bases = self.excluded(snapshot, Leg::Decode);
-        let (decode, others) = bases.into_iter().find_map(|mut excluded| {
+fn offer_again(
+    router: &mut Router,
+    prefill: &Rc<Worker>,
+    recovery: &Recovery,
+    staged: &Staged,
+    left_out: &[(Leg, WorkerId)],
+) -> Option<Plan> {
+    let snapshot = &recovery.snapshot;
+    let bases = excluded(router.workers.fleet(), snapshot, Leg::Decode);
+    let (decode, others) = bases.into_iter().find_map(|mut excluded| {
+        excluded.extend(left_out.iter().map(|(_, worker)| *worker));
+        let context = snapshot.context(router, &excluded);
+        replace_decode(router, &context, prefill).ok()
+    })?;
+    let pool = &router.pool;
+    let mut dispatch = Dispatch::to(&decode.target, &others, pool);
+    dispatch.edits = Some(staged.decode.clone());
+    dispatch.patience = snapshot.patience(router, decode.target.worker.id, Duration::ZERO);
+    let assignment = Assignment {
+        prefill: Some(Rc::clone(prefill)),
+        decode_charge: Some(decode.charge_decode(&snapshot.demand, pool, &mut router.ledger)),
+        decode: Some(decode.target.worker),
+        trail: Some(Rc::clone(&snapshot.trail)),
+        recovery: Some(Recovery {
+            way: Way::Pair,
+            ..recovery.clone()
+        }),
+        ..Assignment::default()
+    };
+    Some(Plan::Forward(dispatch, assignment))
+}
+
+/// Places the request from its beginning.
+fn place_anew(
+    router: &mut Router,
+    assignment: &Assignment,
+    left_out: LeftOut,
+    failed: &Failed<'_>,
+    body: &[u8],
+) -> Option<Plan> {
+    let Recovery { snapshot, way, .. } = assignment.recovery.as_ref()?;
+    let request = Request::read(snapshot.generation, body).ok()?;
+    let prefill = assignment.prefill.as_ref().map(|worker| worker.id);
+    let ways_out = ways_out(failed.leg, left_out, failed.workers, prefill);
+    let bases = excluded(router.workers.fleet(), snapshot, failed.leg);
+    for left_out in &ways_out {
+        for base in &bases {
+            let mut excluded = base.clone();
+            excluded.extend(snapshot.trail.borrow().left_out());
             excluded.extend(left_out.iter().map(|(_, worker)| *worker));
-            let context = snapshot.context(self, &excluded);
-            self.replace_decode(&context, &prefill).ok()
-        })?;
-        let mut dispatch = self.dispatch_to(&decode.target, &others);
-        dispatch.edits = Some(staged.decode.clone());
-        dispatch.patience = snapshot.patience(self, decode.target.worker.id, Duration::ZERO);
-        let assignment = Assignment {
-            prefill: Some(prefill),
-            decode_charge: Some(self.charge_decode(&decode, &snapshot.demand)),
-            decode: Some(decode.target.worker),
-            trail: Some(Rc::clone(&snapshot.trail)),
-            recovery: Some(Recovery {
-                snapshot: Rc::clone(snapshot),
-                way: Way::Pair,
-                budget,
-                staged: Some(staged.clone()),
-            }),
-            ..Assignment::default()
-        };
-        Some(Plan::Forward(dispatch, assignment))
-    }
-
-    /// Places the request from its beginning.
-    fn place_anew(
-        &mut self,
-        assignment: &Assignment,
-        snapshot: &Rc<RetrySnapshot>,
-        way: Way,
-        left_out: LeftOut,
-        failed: &Failed<'_>,
-        body: &[u8],
-    ) -> Option<Plan> {
-        let request = Request::read(snapshot.generation, body).ok()?;
-        let prefill = assignment.prefill.as_ref().map(|worker| worker.id);
-        let ways_out = ways_out(failed.leg, left_out, failed.workers, prefill);
-        let bases = self.excluded(snapshot, failed.leg);
-        for left_out in &ways_out {
-            for base in &bases {
-                let mut excluded = base.clone();
-                excluded.extend(snapshot.trail.borrow().left_out());
-                excluded.extend(left_out.iter().map(|(_, worker)| *worker));
-                let plan = self.place_again(snapshot, way, &excluded, &request);
-                let Some(plan) = plan.ok().and_then(|plan| self.to_others(plan, failed)) else {
-                    continue;
-                };
-                snapshot
-                    .trail
-                    .borrow_mut()
-                    .leave_all_out(failed.leg, left_out);
-                return Some(plan);
-            }
+            let plan = place_again(router, snapshot, *way, &excluded, &request).ok();
+            let Some(plan) = plan.and_then(|plan| to_others(plan, failed, &router.pool)) else {
+                continue;
+            };
+            let trail = &snapshot.trail;
+            trail.borrow_mut().leave_all_out(failed.leg, left_out);
+            return Some(plan);
         }
-        None
     }
+    None
+}
 
-    /// Direct mode: only frontends that were not tried yet.
-    fn to_others(&self, mut plan: Plan, failed: &Failed<'_>) -> Option<Plan> {
-        if let Plan::Forward(dispatch, _) = &mut plan
-            && !self.pool.rules().reaches_workers
-        {
-            dispatch
-                .destinations
-                .retain(|frontend| !failed.frontends.contains(frontend));
-            dispatch.destinations.first()?;
+/// Direct mode: only frontends that were not tried yet.
+fn to_others(mut plan: Plan, failed: &Failed<'_>, pool: &Pool) -> Option<Plan> {
+    if let Plan::Forward(dispatch, _) = &mut plan
+        && !pool.rules().reaches_workers
+    {
+        let is_left = |frontend: &SocketAddr| !failed.frontends.contains(frontend);
+        dispatch.destinations.retain(is_left);
+        dispatch.destinations.first()?;
+    }
+    Some(plan)
+}
+
+/// Workers excluded from the next try of a leg: the sets to be tried in turn.
+pub(super) fn excluded(fleet: &Fleet, snapshot: &RetrySnapshot, leg: Leg) -> [Vec<WorkerId>; 2] {
+    let is_prefills = leg.role() == Role::Prefill;
+    let all = fleet.workers();
+    let all = all.filter(|worker| (worker.role == Role::Prefill) == is_prefills);
+    let trail = snapshot.trail.borrow();
+    trail.excluded(leg, all.map(|worker| worker.id))
+}
+
+fn place_again(
+    router: &mut Router,
+    snapshot: &Rc<RetrySnapshot>,
+    way: Way,
+    excluded: &[WorkerId],
+    request: &Request<'_>,
+) -> Result<Plan, Refusal> {
+    let context = snapshot.context(router, excluded);
+    match way {
+        Way::Whole => {
+            let whole = pick_whole(router, &context)?;
+            Ok(forward_whole(router, whole, &context, None, Some(request)))
         }
-        Some(plan)
-    }
-
-    /// Workers excluded from the next try of a leg: the sets to be tried in turn.
-    pub(super) fn excluded(&self, snapshot: &RetrySnapshot, leg: Leg) -> [Vec<WorkerId>; 2] {
-        let role = leg.role();
-        let is_prefills =
-            |worker: &&Rc<Worker>| (worker.role == Role::Prefill) == (role == Role::Prefill);
-        let all = self.fleet.workers().filter(is_prefills);
-        snapshot
-            .trail
-            .borrow()
-            .excluded(leg, all.map(|worker| worker.id))
-    }
-
-    fn place_again(
-        &mut self,
-        snapshot: &Rc<RetrySnapshot>,
-        way: Way,
-        excluded: &[WorkerId],
-        request: &Request<'_>,
-    ) -> Result<Plan, Refusal> {
-        let context = snapshot.context(self, excluded);
-        match way {
-            Way::Whole => {
-                let whole = self.pick_whole(&context)?;
-                Ok(self.forward_whole(whole, &context, None, Some(request)))
-            }
-            Way::Pair => self.book_pair(&context, request),
-        }
+        Way::Pair => book_pair(router, &context, request),
     }
 }
 

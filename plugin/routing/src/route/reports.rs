@@ -12,9 +12,9 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 
 use self::beyond::{Beliefs, Beyond, FigureLimits};
-use super::Router;
+use crate::config::Pool;
 use crate::engine_metrics::Figures;
-use crate::fleet::{Fleet, Role, Target, Worker, WorkerId};
+use crate::fleet::{Capacity, Fleet, Role, Target, Worker, WorkerId};
 use crate::load::{ExternalLoad, Ledger, Load};
 
 /// Start times that differ by no more are of one start: some engines derive theirs from their uptime.
@@ -96,6 +96,17 @@ impl Report {
     }
 }
 
+/// What a report adds to the ones before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// Nothing: the last one of its worker is newer.
+    Nothing,
+    /// Newer figures.
+    Figures,
+    /// The engine is another process than before.
+    AnotherLife,
+}
+
 /// The newest report of a worker, and the external load by this and earlier reports.
 #[derive(Debug)]
 struct LatestReport {
@@ -120,15 +131,63 @@ impl Reports {
         self.warned.retain(|id| fleet.contains(*id));
     }
 
-    /// KV blocks that fit on one rank of a worker, in blocks of `block_tokens`, if its engine has reported.
-    pub(super) fn kv_blocks_of_rank(&self, worker: &Worker, block_tokens: u32) -> Option<u32> {
-        let report = self.get(worker.id)?;
-        let all = report.kv_blocks_of(block_tokens)?;
-        Some(all / worker.dp_size.max(1))
+    /// The newest report of a worker, however old.
+    pub(super) fn get(&self, worker: WorkerId) -> Option<&Report> {
+        self.of.get(&worker).map(|latest| &latest.report)
     }
 
-    fn get(&self, worker: WorkerId) -> Option<&Report> {
-        self.of.get(&worker).map(|latest| &latest.report)
+    pub(super) fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// The capacity of a rank of a worker: from its source, else from its engine's report, else from the pool.
+    pub(super) fn capacity(&self, worker: &Worker, pool: &Pool) -> Capacity {
+        let reported = || {
+            let all = self.get(worker.id)?.kv_blocks_of(pool.block_tokens)?;
+            Some(all / worker.dp_size.max(1))
+        };
+        let own = worker.capacity;
+        Capacity {
+            kv_blocks: own.kv_blocks.or_else(reported).or(pool.kv_blocks),
+            max_model_len: own.max_model_len.or(pool.max_model_len),
+            ..own
+        }
+    }
+
+    /// What a report adds to the ones before.
+    pub(super) fn news(&self, report: &Report, stale_after: Duration) -> News {
+        let Some(last) = self.get(report.worker) else {
+            return News::Figures;
+        };
+        // A report much older than the last one is from another VM's clock.
+        if last.at >= report.at && last.at.saturating_sub(report.at) < stale_after {
+            return News::Nothing;
+        }
+        match report.is_of_another_life(last) {
+            true => News::AnotherLife,
+            false => News::Figures,
+        }
+    }
+
+    /// Takes a report from `at` by this VM's clock; `mean_prompt`: tokens of a waiting prompt. Returns whether the
+    /// worker's capacity has changed. [`Reports::believe`] must follow.
+    pub(super) fn take(
+        &mut self,
+        worker: &Rc<Worker>,
+        report: Report,
+        at: Duration,
+        mean_prompt: f64,
+        pool: &Pool,
+        ledger: &Ledger,
+    ) -> bool {
+        let last = self.of.get(&worker.id);
+        let report = report.after(last.map(|last| &last.report));
+        let before = last.map(|last| (last.report.kv_blocks, last.report.block_tokens));
+        let earlier = last.map(|last| last.beyond).unwrap_or_default();
+        let beyond = beyond(worker, &report, at, mean_prompt, pool, ledger).after(earlier);
+        self.warn(worker, &report, pool.block_tokens);
+        self.of.insert(worker.id, LatestReport { report, beyond });
+        before != Some((report.kv_blocks, report.block_tokens))
     }
 
     fn warn(&mut self, worker: &Worker, report: &Report, block_tokens: u32) {
@@ -142,176 +201,98 @@ impl Reports {
             ));
         }
     }
-}
-
-impl Router {
-    /// Age at which an engine's report is stale.
-    pub fn stale_after(&self) -> Duration {
-        let rules = self.pool.engine_metrics.as_ref();
-        rules.map_or(STALE_AFTER, |rules| {
-            let workers = self.fleet.workers().count() as u64;
-            let turn_ms = workers.saturating_mul(1000) / u64::from(rules.most_per_second.max(1));
-            // With many workers each is polled seldom: its figures must last until the next poll.
-            Duration::from_millis(rules.stale_after_ms.max(turn_ms.saturating_mul(2)))
-        })
-    }
-
-    /// Takes reports of engines, timed by this router's clock. Only a report that is newer than the last one of its worker
-    /// counts.
-    pub fn apply_reports(&mut self, reports: &[Report]) {
-        self.apply_each(reports, |report| report.at);
-    }
-
-    /// The same, from another VM whose clock shows `at` now. The clocks need not agree.
-    pub fn apply_reports_at(&mut self, at: Duration, reports: &[Report]) {
-        let now = self.ledger.now();
-        let ago = |report: &Report| at.saturating_sub(report.at);
-        self.apply_each(reports, |report| now.saturating_sub(ago(report)));
-    }
-
-    fn apply_each(&mut self, reports: &[Report], asked_at: impl Fn(&Report) -> Duration) {
-        let mean_prompt = match self.ledger.mean_prompt_tokens() {
-            mean if mean > 0.0 => mean,
-            _ => UNSEEN_PROMPT_TOKENS,
-        };
-        let stale_after = self.stale_after();
-        let mut has_capacity_changed = false;
-        for report in reports {
-            let Some(worker) = self.fleet.get(report.worker).cloned() else {
-                continue;
-            };
-            let last = self.reports.get(worker.id);
-            // A report much older than the last one is from another VM's clock.
-            let before = |last: &Report| last.at.saturating_sub(report.at);
-            if last.is_some_and(|last| last.at >= report.at && before(last) < stale_after) {
-                continue;
-            }
-            if last.is_some_and(|last| report.is_of_another_life(last)) {
-                self.begins_anew(worker.id);
-            }
-            let last = self.reports.get(worker.id);
-            let report = report.after(last);
-            let before = last.map(|last| (last.kv_blocks, last.block_tokens));
-            has_capacity_changed |= before != Some((report.kv_blocks, report.block_tokens));
-            self.apply_report(&worker, report, asked_at(&report), mean_prompt);
-        }
-        if has_capacity_changed {
-            self.models_workers.clear();
-            self.open_ranks();
-        }
-        self.believe();
-    }
-
-    /// The newest report of a worker, however old.
-    pub fn report_of(&self, worker: WorkerId) -> Option<&Report> {
-        self.reports.get(worker)
-    }
-
-    /// Takes the warnings on reports since the last call; each is given once for each worker.
-    pub fn take_warnings(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.reports.warnings)
-    }
-
-    fn apply_report(
-        &mut self,
-        worker: &Rc<Worker>,
-        report: Report,
-        at: Duration,
-        mean_prompt: f64,
-    ) {
-        self.reports.warn(worker, &report, self.pool.block_tokens);
-        let earlier = self.reports.of.get(&worker.id).map(|latest| latest.beyond);
-        let beyond = self.beyond(worker, &report, at, mean_prompt);
-        let beyond = beyond.after(earlier.unwrap_or_default());
-        self.reports
-            .of
-            .insert(worker.id, LatestReport { report, beyond });
-    }
 
     /// Estimates anew when a report has become stale.
-    pub(super) fn expire_reports(&mut self) {
-        let now = self.ledger.now();
-        if self.reports.next_change.is_some_and(|next| next <= now) {
-            self.believe();
+    pub(super) fn expire(&mut self, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) {
+        let now = ledger.now();
+        if self.next_change.is_some_and(|next| next <= now) {
+            self.believe(fleet, pool, ledger);
         }
     }
 
     /// Estimates the external load of every worker, including those without a recent report, or any.
-    pub(super) fn believe(&mut self) {
-        if self.reports.of.is_empty() {
+    pub(super) fn believe(&mut self, fleet: &Fleet, pool: &Pool, ledger: &mut Ledger) {
+        if self.of.is_empty() {
             return;
         }
-        let limits = self.limits();
-        let Self {
-            fleet,
-            reports,
-            ledger,
-            ..
-        } = self;
-        let reported = |id| reports.of.get(&id).map(|latest| latest.beyond);
+        let stale_after = stale_after(fleet, pool);
+        // A figure is ignored at an age at which a booking would have expired.
+        let expiry = Duration::from_millis(pool.booking_expiry_ms);
+        let limits = FigureLimits {
+            stale_after,
+            forgotten_after: expiry.max(stale_after),
+        };
+        let reported = |id| self.of.get(&id).map(|latest| latest.beyond);
         let beliefs = Beliefs::new(fleet, reported, ledger.now(), limits);
         for worker in fleet.workers() {
             set_external(ledger, worker, beliefs.of(worker, reported(worker.id)));
         }
-        reports.next_change = beliefs.next_change;
+        self.next_change = beliefs.next_change;
     }
+}
 
-    /// A figure is ignored at an age at which a booking would have expired.
-    fn limits(&self) -> FigureLimits {
-        let stale_after = self.stale_after();
-        let expiry = Duration::from_millis(self.pool.booking_expiry_ms);
-        FigureLimits {
-            stale_after,
-            forgotten_after: expiry.max(stale_after),
-        }
+/// Age at which an engine's report is stale.
+pub(super) fn stale_after(fleet: &Fleet, pool: &Pool) -> Duration {
+    let rules = pool.engine_metrics.as_ref();
+    rules.map_or(STALE_AFTER, |rules| {
+        let workers = fleet.workers().count() as u64;
+        let turn_ms = workers.saturating_mul(1000) / u64::from(rules.most_per_second.max(1));
+        // With many workers each is polled seldom: its figures must last until the next poll.
+        Duration::from_millis(rules.stale_after_ms.max(turn_ms.saturating_mul(2)))
+    })
+}
+
+/// The load of a worker's engine beyond this proxy's bookings.
+fn beyond(
+    worker: &Rc<Worker>,
+    report: &Report,
+    at: Duration,
+    mean_prompt: f64,
+    pool: &Pool,
+    ledger: &Ledger,
+) -> Beyond {
+    let own = ledger.worker_load(worker);
+    let booked = own.plus(ledger.worker_load_elsewhere(worker));
+    let requests = report.requests().map(|requests| {
+        requests.saturating_sub(as_u32(match worker.role {
+            Role::Prefill => booked.prefills,
+            // An aggregated request is booked as both.
+            Role::Decode | Role::Aggregated => booked.decodes,
+        }))
+    });
+    let prefills = match worker.role {
+        Role::Prefill => requests,
+        Role::Decode => Some(0),
+        Role::Aggregated => report.waiting.map(|waiting| {
+            let beyond = waiting.saturating_sub(as_u32(booked.prefills));
+            beyond.min(requests.unwrap_or_default())
+        }),
+    };
+    let queued_tokens = prefills.map(|prefills| f64::from(prefills) * mean_prompt);
+    let blocks = blocks_beyond(worker, report, booked, pool);
+    Beyond::reported(at, requests, queued_tokens, blocks)
+}
+
+/// External KV blocks; 0 on a prefill worker, whose own prompts are not booked as blocks.
+fn blocks_beyond(worker: &Worker, report: &Report, booked: Load, pool: &Pool) -> Option<f64> {
+    if worker.role == Role::Prefill {
+        return Some(0.0);
     }
-
-    /// The load of a worker's engine beyond this proxy's bookings.
-    fn beyond(
-        &self,
-        worker: &Rc<Worker>,
-        report: &Report,
-        at: Duration,
-        mean_prompt: f64,
-    ) -> Beyond {
-        let own = self.ledger.worker_load(worker);
-        let booked = own.plus(self.ledger.worker_load_elsewhere(worker));
-        let requests = report.requests().map(|requests| {
-            requests.saturating_sub(as_u32(match worker.role {
-                Role::Prefill => booked.prefills,
-                // An aggregated request is booked as both.
-                Role::Decode | Role::Aggregated => booked.decodes,
-            }))
-        });
-        let prefills = match worker.role {
-            Role::Prefill => requests,
-            Role::Decode => Some(0),
-            Role::Aggregated => report.waiting.map(|waiting| {
-                let beyond = waiting.saturating_sub(as_u32(booked.prefills));
-                beyond.min(requests.unwrap_or_default())
-            }),
-        };
-        let queued_tokens = prefills.map(|prefills| f64::from(prefills) * mean_prompt);
-        let blocks = self.blocks_beyond(worker, report, booked);
-        Beyond::reported(at, requests, queued_tokens, blocks)
-    }
-
-    /// External KV blocks; 0 on a prefill worker, whose own prompts are not booked as blocks.
-    fn blocks_beyond(&self, worker: &Worker, report: &Report, booked: Load) -> Option<f64> {
-        if worker.role == Role::Prefill {
-            return Some(0.0);
-        }
-        let capacity = report
-            .kv_blocks_of(self.pool.block_tokens)
-            .or_else(|| self.known_blocks(worker));
-        let used = f64::from(report.kv_use?) * f64::from(capacity?);
-        Some((used - booked.decode_blocks as f64).max(0.0))
-    }
-
-    /// KV blocks that fit on all ranks, by the worker's source or the pool.
-    fn known_blocks(&self, worker: &Worker) -> Option<u32> {
-        let of_rank = worker.capacity.kv_blocks.or(self.pool.kv_blocks)?;
+    // By the worker's source or the pool, over all ranks.
+    let known = || {
+        let of_rank = worker.capacity.kv_blocks.or(pool.kv_blocks)?;
         Some(of_rank.saturating_mul(worker.dp_size.max(1)))
+    };
+    let capacity = report.kv_blocks_of(pool.block_tokens).or_else(known);
+    let used = f64::from(report.kv_use?) * f64::from(capacity?);
+    Some((used - booked.decode_blocks as f64).max(0.0))
+}
+
+/// Estimated tokens of a waiting prompt.
+pub(super) fn mean_prompt(ledger: &Ledger) -> f64 {
+    match ledger.mean_prompt_tokens() {
+        mean if mean > 0.0 => mean,
+        _ => UNSEEN_PROMPT_TOKENS,
     }
 }
 

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use super::Router;
 use super::dispatch::Patience;
-use super::selection_request::{Admit, Demand, SelectionContext};
+use super::selection_request::{Admit, Demand, SelectionContext, context};
 use super::trail::SharedTrail;
 use crate::fleet::WorkerId;
 use crate::model_state::ModelKey;
-use crate::request::AnswerForm;
-use crate::request::{Generation, Request, RoutingOverrides};
+use crate::request::{AnswerForm, Generation, Request, RoutingOverrides};
 
 /// A request that has been placed once.
 #[derive(Debug, Clone)]
@@ -52,7 +51,7 @@ impl RetrySnapshot {
             admit: Admit::Anyone,
             excluded,
             trail: Some(Rc::clone(&self.trail)),
-            ..router.context(&self.key, &self.overrides, &self.demand)
+            ..context(router, &self.key, &self.overrides, &self.demand)
         }
     }
 
@@ -64,7 +63,7 @@ impl RetrySnapshot {
         reading: Duration,
     ) -> Patience {
         let leg = &router.pool.decode;
-        let grace = router.grace(worker);
+        let grace = router.health.grace(worker);
         let and_reading = |time: Duration| time.saturating_add(reading).max(grace);
         let whole = leg.whole_deadline(self.max_tokens).map(and_reading);
         let (first, total) = match self.form {

@@ -2,11 +2,10 @@
 
 use std::rc::Rc;
 
-use super::explain;
 use super::model_workers::ModelWorkers;
 use super::trail::SharedTrail;
-use super::{Explain, PlanInput, Refusal, Router};
-use crate::config::KvWeights;
+use super::{PlanInput, Refusal, Router};
+use crate::config::{KvWeights, Pool};
 use crate::fleet::{Role, WorkerId};
 use crate::load::{BookedAnswer, PrefillRate};
 use crate::model_state::ModelKey;
@@ -90,6 +89,38 @@ impl Demand {
         }
     }
 
+    /// The demand of a request; `reads`: the data of its prompt that any policy reads.
+    pub(super) fn read(
+        request: &Request<'_>,
+        overrides: &RoutingOverrides,
+        input: PlanInput<'_>,
+        adapter: Option<Rc<str>>,
+        reads: Reads,
+        pool: &Pool,
+    ) -> Self {
+        let prompt = match reads {
+            Reads::Nothing => Prompt {
+                blocks: Blocks::default(),
+                tokens: request.prompt_tokens,
+            },
+            Reads::Blocks | Reads::Overlap => {
+                prompt(request, overrides, input, adapter.as_deref(), pool)
+            }
+        };
+        let expected_tokens = overrides.hints.expected_tokens;
+        Self {
+            prompt_tokens: prompt.tokens,
+            blocks: Rc::new(prompt.blocks),
+            expected_tokens: expected_tokens.or_else(|| request.max_tokens()),
+            sequences: request.sequences().written(),
+            session: input.session.map(Rc::from),
+            adapter,
+            subset: input.subset.cloned().map(Rc::new),
+            weights: overrides.weights.over(pool.selection.kv),
+            tracking: overrides.weights.tracking(),
+        }
+    }
+
     /// The answer to book.
     pub(super) fn answer(&self, block_tokens: u32) -> BookedAnswer {
         BookedAnswer {
@@ -124,115 +155,65 @@ pub(super) struct SelectionContext<'a> {
     pub(super) trail: Option<SharedTrail>,
 }
 
-impl Router {
-    /// Starts to collect an explanation, if wanted.
-    pub(super) fn explain(&mut self, wanted: Explain) {
-        let is_collected = match wanted {
-            Explain::No => false,
-            Explain::ForLog => true,
-            Explain::ForCaller => self.pool.trust_clients,
-        };
-        self.explained = is_collected.then(Vec::new);
+/// The selection context of one request for one model key.
+pub(super) fn context<'a>(
+    router: &mut Router,
+    key: &'a ModelKey,
+    overrides: &'a RoutingOverrides,
+    demand: &'a Demand,
+) -> SelectionContext<'a> {
+    let Router {
+        workers,
+        pool,
+        ledger,
+        ..
+    } = router;
+    SelectionContext {
+        key,
+        model_workers: workers.list(key, pool, ledger),
+        overrides,
+        demand,
+        admit: Admit::WhoIsFree,
+        excluded: &[],
+        trail: None,
     }
+}
 
-    /// The explanation of the last plan's choices, as JSON; none if not wanted, or if no worker was chosen.
-    pub fn take_explanation(&mut self) -> Option<String> {
-        let explained = self.explained.take()?;
-        (!explained.is_empty()).then(|| explain::to_json(&explained))
+/// The caller's routing overrides, read only if the pool trusts its callers.
+pub(super) fn overrides(
+    request: &Request<'_>,
+    input: PlanInput<'_>,
+    pool: &Pool,
+) -> Result<RoutingOverrides, Refusal> {
+    if !pool.trust_clients {
+        return Ok(RoutingOverrides::default());
     }
+    let headers = input.headers.iter();
+    let headers = headers.map(|(name, value)| (name.as_slice(), value.as_slice()));
+    let nvext = request.body.get("nvext").map(|member| member.value);
+    RoutingOverrides::read(headers, nvext)
+}
 
-    /// The caller's routing overrides, read only if the pool trusts its callers.
-    pub(super) fn overrides(
-        &self,
-        request: &Request<'_>,
-        input: PlanInput<'_>,
-    ) -> Result<RoutingOverrides, Refusal> {
-        if !self.pool.trust_clients {
-            return Ok(RoutingOverrides::default());
-        }
-        let headers = input
-            .headers
-            .iter()
-            .map(|(name, value)| (name.as_slice(), value.as_slice()));
-        RoutingOverrides::read(
-            headers,
-            request.body.get("nvext").map(|member| member.value),
-        )
-    }
-
-    /// The requested model, and the adapter if the name is one's.
-    pub(super) fn model_of(&self, name: &str) -> Result<(String, Option<Rc<str>>), Refusal> {
-        let base = self.adapters.get(name);
-        let adapter = base.is_some().then(|| Rc::from(name));
-        let model = base.cloned().flatten().unwrap_or_else(|| name.to_owned());
-        self.check_model(&model)?;
-        Ok((model, adapter))
-    }
-
-    /// The demand of a request: the parts that matter to a choice.
-    pub(super) fn demand(
-        &self,
-        request: &Request<'_>,
-        overrides: &RoutingOverrides,
-        input: PlanInput<'_>,
-        adapter: Option<Rc<str>>,
-    ) -> Demand {
-        let mut prompt = self.prompt(request, overrides, input, adapter.as_deref());
-        let most = self.pool.prefixes.max_blocks / ONE_PROMPTS_PART;
-        prompt.blocks.sequence.truncate(most);
-        Demand {
-            prompt_tokens: prompt.tokens,
-            blocks: Rc::new(prompt.blocks),
-            expected_tokens: overrides
-                .hints
-                .expected_tokens
-                .or_else(|| request.max_tokens()),
-            sequences: request.sequences().written(),
-            session: input.session.map(Rc::from),
-            adapter,
-            subset: input.subset.cloned().map(Rc::new),
-            weights: overrides.weights.over(self.pool.selection.kv),
-            tracking: overrides.weights.tracking(),
-        }
-    }
-
-    /// The prompt's blocks, if any policy reads them.
-    pub(super) fn prompt(
-        &self,
-        request: &Request<'_>,
-        overrides: &RoutingOverrides,
-        input: PlanInput<'_>,
-        adapter: Option<&str>,
-    ) -> Prompt {
-        let reads = self.prefill_policy.reads().max(self.decode_policy.reads());
-        if reads == Reads::Nothing {
-            return Prompt {
-                blocks: Blocks::default(),
-                tokens: request.prompt_tokens,
-            };
-        }
-        let identity = Identity {
-            model: &request.model,
-            adapter,
-            cache_salt: input.tenant,
-            token_data: overrides.token_data.as_deref(),
-            block_tokens: self.pool.block_tokens,
-            run_length: RunLength::of(self.pool.block_tokens),
-        };
-        prompt::read(request, &identity)
-    }
-
-    pub(super) fn check_model(&self, model: &str) -> Result<(), Refusal> {
-        if self.is_open() || self.model_states.states().next().is_none() {
-            return Err(Refusal::NoFleet);
-        }
-        match self.model_states.of_model(Some(model)).is_empty() {
-            true => Err(Refusal::UnknownModel {
-                model: model.to_owned(),
-            }),
-            false => Ok(()),
-        }
-    }
+/// The prompt's length and its blocks, as far as they are recorded.
+fn prompt(
+    request: &Request<'_>,
+    overrides: &RoutingOverrides,
+    input: PlanInput<'_>,
+    adapter: Option<&str>,
+    pool: &Pool,
+) -> Prompt {
+    let identity = Identity {
+        model: &request.model,
+        adapter,
+        cache_salt: input.tenant,
+        token_data: overrides.token_data.as_deref(),
+        block_tokens: pool.block_tokens,
+        run_length: RunLength::of(pool.block_tokens),
+    };
+    let mut prompt = prompt::read(request, &identity);
+    let most = pool.prefixes.max_blocks / ONE_PROMPTS_PART;
+    prompt.blocks.sequence.truncate(most);
+    prompt
 }
 
 /// The task that a worker is picked for.

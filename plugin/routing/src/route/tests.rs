@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::config::Config;
+use crate::fleet::{Role, TargetKey};
+use crate::rendezvous::NotServed;
+use crate::request::Generation;
 
 const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
 

@@ -1,225 +1,228 @@
-//! Owns what follows from a change of the fleet: what is kept of each worker, its bookings, and the state of each model key.
+//! Owns the workers of a pool and what is known of them: the fleet, its adapters, the bindings and reports of its workers,
+//! and the state of each model key.
 
+use std::mem::take;
+use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::model_workers::ModelWorkers;
-use super::selection_request::{Admit, Demand, SelectionContext};
-use super::{Router, capacity, runs_whole};
-use crate::fleet::{Fleet, TargetKey, Worker, WorkerId};
-use crate::load::Load;
-use crate::model_state::ModelKey;
-use crate::request::RoutingOverrides;
+use super::Refusal;
+use super::binding::Bindings;
+use super::model_workers::{ModelWorkers, runs_whole};
+use super::reports::Reports;
+use crate::config::{OnEmpty, Pool};
+use crate::fleet::{Fleet, Role, TargetKey, Worker, WorkerId};
+use crate::load::{Ledger, PrefillRate, ThreadLoad};
+use crate::model_state::{ModelKey, ModelStates, Transition};
+use crate::rendezvous::NotServed;
+
+/// The workers of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Workers {
+    fleet: Fleet,
+    /// Number of fleets adopted so far.
+    adopted: u64,
+    /// Adapters by name, each with its base model.
+    adapters: HashMap<String, Option<String>>,
+    bindings: Bindings,
+    reports: Reports,
+    states: ModelStates,
+    transitions: Vec<Transition>,
+    /// The workers of each model key, listed on first use.
+    lists: HashMap<ModelKey, Rc<ModelWorkers>>,
+}
+
+impl Workers {
+    pub(super) fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    pub(super) fn adopted(&self) -> u64 {
+        self.adopted
+    }
+
+    pub(super) fn bindings(&self) -> &Bindings {
+        &self.bindings
+    }
+
+    pub(super) fn bindings_mut(&mut self) -> &mut Bindings {
+        &mut self.bindings
+    }
+
+    pub(super) fn reports(&self) -> &Reports {
+        &self.reports
+    }
+
+    /// The reports, and the fleet that they come from.
+    pub(super) fn reports_mut(&mut self) -> (&mut Reports, &Fleet) {
+        (&mut self.reports, &self.fleet)
+    }
+
+    pub(super) fn states(&self) -> &ModelStates {
+        &self.states
+    }
+
+    /// Adopts another fleet, and returns the workers whose incarnations have ended.
+    pub(super) fn adopt(&mut self, fleet: Fleet) -> Vec<WorkerId> {
+        let known = self.fleet.workers();
+        let ended = known.filter(|worker| !fleet.lives(&worker.incarnation()));
+        let ended = ended.map(|worker| worker.id).collect();
+        self.adopted = self.adopted.wrapping_add(1);
+        self.adapters = adapters(&fleet);
+        self.fleet = fleet;
+        ended
+    }
+
+    /// Forgets what was learned of workers that do not stay.
+    pub(super) fn keep(&mut self, staying: &Fleet) {
+        self.reports.keep(staying);
+        self.bindings.keep(staying);
+    }
+
+    /// Removes the binding of a worker that may have restarted, if only the worker itself can supply it: until bound again,
+    /// the worker is sent no request.
+    pub(super) fn unbind(&mut self, id: WorkerId, pool: &Pool) {
+        let worker = self.fleet.get(id);
+        if worker.is_some_and(|worker| self.bindings.unbind(worker, pool)) {
+            self.update_states(pool);
+        }
+    }
+
+    /// Recomputes the state of every model key.
+    pub(super) fn update_states(&mut self, pool: &Pool) {
+        let needs_binding = pool.engine().binder().is_some();
+        let changed = self.states.update(
+            &self.fleet,
+            |id| !needs_binding || self.bindings.get(id).is_some(),
+            |worker| runs_whole(pool, worker),
+        );
+        self.transitions.extend(changed);
+    }
+
+    pub(super) fn take_transitions(&mut self) -> Vec<Transition> {
+        take(&mut self.transitions)
+    }
+
+    /// The workers of a model key, listed on first use.
+    pub(super) fn list(
+        &mut self,
+        key: &ModelKey,
+        pool: &Pool,
+        ledger: &mut Ledger,
+    ) -> Rc<ModelWorkers> {
+        if let Some(list) = self.lists.get(key) {
+            return Rc::clone(list);
+        }
+        let list = Rc::new(ModelWorkers::of(
+            key,
+            &self.fleet,
+            pool,
+            &self.reports,
+            ledger,
+        ));
+        self.lists.insert(key.clone(), Rc::clone(&list));
+        list
+    }
+
+    /// Drops the lists of workers after a change of the fleet or of a capacity.
+    pub(super) fn clear_lists(&mut self) {
+        self.lists.clear();
+    }
+
+    /// All ranks, each with its capacity in KV blocks.
+    pub(super) fn ranks(&self, pool: &Pool) -> HashMap<TargetKey, Option<u32>> {
+        let ranks = self.fleet.workers().flat_map(|worker| {
+            let capacity = self.reports.capacity(worker, pool).kv_blocks;
+            worker.targets().map(move |target| (target.key(), capacity))
+        });
+        ranks.collect()
+    }
+
+    /// This VM's bookings on every worker rank that has any, with the estimated tokens left now.
+    pub(super) fn shares(&self, ledger: &Ledger) -> Vec<ThreadLoad> {
+        if ledger.total().is_idle() {
+            return Vec::new();
+        }
+        let mut rates: Vec<(Option<PrefillRate>, f64)> = Vec::new();
+        // A decode worker reads prompts only if it runs requests aggregated, and is then listed for that role.
+        for role in [Role::Prefill, Role::Aggregated] {
+            for list in self.lists.values() {
+                let (rate, slowness) = list.rate(role, ledger);
+                for (member, slowness) in list.of_role(role).iter().zip(slowness.iter()) {
+                    if member.slot >= rates.len() {
+                        rates.resize(member.slot.saturating_add(1), (None, 1.0));
+                    }
+                    if let Some(place) = rates.get_mut(member.slot) {
+                        *place = (rate, f64::from(*slowness));
+                    }
+                }
+            }
+        }
+        ledger.shares(|slot| rates.get(slot).copied().unwrap_or((None, 1.0)))
+    }
+
+    /// Whether requests pass through, since the pool has no workers at all.
+    pub(super) fn is_open(&self, pool: &Pool) -> bool {
+        pool.on_empty == OnEmpty::Pass && self.fleet.workers().next().is_none()
+    }
+
+    /// The base model of an adapter, if known.
+    pub(super) fn base_of(&self, adapter: &str) -> Option<&str> {
+        self.adapters.get(adapter)?.as_deref()
+    }
+
+    /// The adapters whose base model is known, each with it.
+    pub(super) fn adapters(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.adapters.iter();
+        all.filter_map(|(name, base)| Some((name.as_str(), base.as_deref()?)))
+    }
+
+    /// The requested model, and the adapter if the name is one's.
+    pub(super) fn model_of(
+        &self,
+        name: &str,
+        pool: &Pool,
+    ) -> Result<(String, Option<Rc<str>>), Refusal> {
+        let adapter = self.adapters.contains_key(name).then(|| Rc::from(name));
+        let model = self.base_of(name).unwrap_or(name).to_owned();
+        if self.is_open(pool) || self.states.states().next().is_none() {
+            return Err(Refusal::NoFleet);
+        }
+        match self.states.of_model(Some(&model)).is_empty() {
+            true => Err(Refusal::UnknownModel { model }),
+            false => Ok((model, adapter)),
+        }
+    }
+
+    /// Whether a model's normal request would be served now: if any model key serves it; else the reason nearest to being
+    /// served.
+    pub(super) fn can_serve(&self, model: &str, pool: &Pool) -> Result<(), Refusal> {
+        let (model, _) = self.model_of(model, pool)?;
+        let absent = pool.prefill_absent();
+        let mut nearest = NotServed::Vacant;
+        for (_, state) in self.states.of_model(Some(&model)) {
+            match state.can_serve_requests(absent) {
+                Ok(()) => return Ok(()),
+                Err(reason) => nearest = nearest.min(reason),
+            }
+        }
+        Err(Refusal::NotServed(nearest))
+    }
+
+    /// The decode or aggregated worker at an address.
+    pub(super) fn decoder_at(&self, address: SocketAddr) -> Option<&Rc<Worker>> {
+        self.fleet.at(address, &[Role::Decode, Role::Aggregated])
+    }
+}
 
 /// The adapters of the workers. A name that is also a model's is the model.
 fn adapters(fleet: &Fleet) -> HashMap<String, Option<String>> {
-    let models: HashSet<&String> = fleet
-        .workers()
-        .filter_map(|worker| worker.model.as_ref())
-        .collect();
+    let models = fleet.workers().filter_map(|worker| worker.model.as_ref());
+    let models: HashSet<&String> = models.collect();
     let all = fleet.workers().flat_map(|worker| {
         let pair = |name: &String| (name.clone(), worker.model.clone());
         worker.adapters.iter().map(pair)
     });
     all.filter(|(name, _)| !models.contains(name)).collect()
-}
-
-/// A rank's entry in the prefix index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Opened {
-    pub(super) slot: usize,
-    capacity: Option<u32>,
-}
-
-impl Router {
-    /// Advances the router's clock to `now`, since 1970. To be called before anything that depends on time: a choice, an
-    /// answer, a tick.
-    pub fn advance(&mut self, now: Duration) {
-        let patience = Duration::from_millis(self.pool.booking_expiry_ms);
-        self.ledger.advance(now, patience);
-        self.health.expire(self.ledger.now());
-        self.expire_reports();
-    }
-
-    /// This VM's bookings on a worker, over all its ranks.
-    pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
-        self.ledger.worker_load(worker)
-    }
-
-    /// The load of a worker over all its ranks, from all sources: this VM, the other VMs as last received, and the engine's
-    /// external load.
-    pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
-        self.ledger.worker_load_in_all(worker)
-    }
-
-    /// KV blocks that a worker is estimated to hold, over all its ranks.
-    pub fn remembered_blocks(&self, worker: &Rc<Worker>) -> usize {
-        let ranks = worker.targets();
-        let held = ranks.filter_map(|target| {
-            let opened = self.opened.get(&target.key())?;
-            Some(self.prefixes.held(opened.slot))
-        });
-        held.sum()
-    }
-
-    /// Forgets the blocks of a worker that has presumably lost its cache.
-    pub(super) fn forget_cache(&mut self, worker: &Rc<Worker>) {
-        for target in worker.targets() {
-            if let Some(opened) = self.opened.get(&target.key()) {
-                self.prefixes.forget(opened.slot);
-                self.prefixes.open(opened.slot, opened.capacity);
-            }
-        }
-    }
-
-    /// The selection context of one request for one model key.
-    pub(super) fn context<'a>(
-        &mut self,
-        key: &'a ModelKey,
-        overrides: &'a RoutingOverrides,
-        demand: &'a Demand,
-    ) -> SelectionContext<'a> {
-        SelectionContext {
-            key,
-            model_workers: self.model_workers(key),
-            overrides,
-            demand,
-            admit: Admit::WhoIsFree,
-            excluded: &[],
-            trail: None,
-        }
-    }
-
-    /// The workers of a model key, listed on first use.
-    fn model_workers(&mut self, key: &ModelKey) -> Rc<ModelWorkers> {
-        if let Some(model_workers) = self.models_workers.get(key) {
-            return Rc::clone(model_workers);
-        }
-        let Self {
-            fleet,
-            pool,
-            reports,
-            ledger,
-            ..
-        } = self;
-        let model_workers = Rc::new(ModelWorkers::of(key, fleet, pool, reports, ledger));
-        self.models_workers
-            .insert(key.clone(), Rc::clone(&model_workers));
-        model_workers
-    }
-
-    /// Adopts another fleet as a whole.
-    pub fn adopt(&mut self, fleet: Fleet) {
-        let known = self.fleet.workers();
-        let ended: Vec<WorkerId> = known
-            .filter(|worker| !fleet.lives(&worker.incarnation()))
-            .map(|worker| worker.id)
-            .collect();
-        self.adopted = self.adopted.wrapping_add(1);
-        self.adapters = adapters(&fleet);
-        self.fleet = fleet;
-        self.forget(&ended);
-        self.settle();
-    }
-
-    /// Forgets all that was learned of these ended incarnations, even if their ids live on; no other place does so. `settle`
-    /// must follow.
-    pub(super) fn forget(&mut self, ended: &[WorkerId]) {
-        if ended.is_empty() {
-            return;
-        }
-        let staying = self.fleet.without(ended);
-        self.prefill_policy.keep(&staying);
-        self.decode_policy.keep(&staying);
-        self.health.keep(&staying, self.ledger.now());
-        self.reports.keep(&staying);
-        self.noted.keep(|id| staying.contains(id));
-        self.bindings.retain(|id, _| staying.contains(*id));
-        let Self {
-            opened, prefixes, ..
-        } = self;
-        opened.retain(|key, known| {
-            let stays = staying.contains(key.worker);
-            if !stays {
-                prefixes.forget(known.slot);
-            }
-            stays
-        });
-        let ids_live_on = ended.iter().filter(|id| self.fleet.contains(**id));
-        let ids_live_on: Vec<WorkerId> = ids_live_on.copied().collect();
-        self.ledger.retire(&ids_live_on);
-    }
-
-    /// Recomputes what follows from the fleet and from what is known of its workers.
-    pub(super) fn settle(&mut self) {
-        self.models_workers.clear();
-        self.open_ranks();
-        self.bind_what_is_known();
-        // Of new workers, only the load of their peers is known.
-        self.believe();
-        self.recompute();
-    }
-
-    /// Starts over with a worker whose engine is another process than before.
-    pub(super) fn begins_anew(&mut self, worker: WorkerId) {
-        self.forget(&[worker]);
-        self.settle();
-    }
-
-    /// Forgets the blocks of workers that left, and opens slots for new ones. Workers with a changed capacity keep their
-    /// blocks, as far as they fit.
-    pub(super) fn open_ranks(&mut self) {
-        let Self {
-            opened,
-            prefixes,
-            fleet,
-            ledger,
-            pool,
-            reports,
-            ..
-        } = self;
-        let wanted: HashMap<TargetKey, Option<u32>> = fleet
-            .workers()
-            .flat_map(|worker| {
-                let capacity = capacity(pool, reports, worker).kv_blocks;
-                worker.targets().map(move |target| (target.key(), capacity))
-            })
-            .collect();
-        opened.retain(|key, known| {
-            let stays = wanted.contains_key(key);
-            if !stays {
-                prefixes.forget(known.slot);
-            }
-            stays
-        });
-        ledger.keep(fleet);
-        for (key, capacity) in wanted {
-            let now = Opened {
-                slot: ledger.slot(key),
-                capacity,
-            };
-            if opened.insert(key, now) != Some(now) {
-                prefixes.open(now.slot, capacity);
-            }
-        }
-    }
-
-    pub(super) fn recompute(&mut self) {
-        let Self {
-            model_states,
-            fleet,
-            bindings,
-            pool,
-            ..
-        } = self;
-        let needs_binding = pool.engine().binder().is_some();
-        let changed = model_states.update(
-            fleet,
-            |id| !needs_binding || bindings.contains_key(&id),
-            |worker| runs_whole(pool, worker),
-        );
-        self.transitions.extend(changed);
-    }
 }

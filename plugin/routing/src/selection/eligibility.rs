@@ -17,8 +17,6 @@ pub enum Filter {
     Subset,
     /// Not among the ids that the caller allows.
     Allowed,
-    /// Has just refused connections, or not answered.
-    Health,
     /// Lacks the requested rank.
     Rank,
     /// Busier than its threshold, or has just reported overload.
@@ -26,19 +24,6 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// All filters, in order.
-    pub const ALL: [Self; 9] = [
-        Self::Role,
-        Self::Binding,
-        Self::Failed,
-        Self::Taints,
-        Self::Subset,
-        Self::Allowed,
-        Self::Health,
-        Self::Rank,
-        Self::Overload,
-    ];
-
     /// The name used in messages, metrics and codes.
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +33,6 @@ impl Filter {
             Self::Taints => "taints",
             Self::Subset => "subset",
             Self::Allowed => "allowed_worker_ids",
-            Self::Health => "health",
             Self::Rank => "rank",
             Self::Overload => "overload",
         }

@@ -272,7 +272,6 @@ fn only_decisions_that_were_new_to_the_worker_are_kept_and_only_if_asked_for() {
         wish(nth + 10, 16).served(&mut router);
     }
     assert_eq!(router.take_decisions().len(), 4096);
-    assert_eq!(router.dropped_decisions(), 5000 - 4096);
 }
 
 #[test]

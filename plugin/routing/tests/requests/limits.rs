@@ -268,7 +268,6 @@ fn decisions_that_nobody_takes_are_kept_up_to_a_number() {
         let _ = plan(&mut router, Generation::Chat, body.to_string().as_bytes());
     }
     assert_eq!(router.take_decisions().len(), 4096);
-    assert!(router.dropped_decisions() > 0);
 }
 
 /// A source may list as many models as workers, and each worker is checked against few of them.

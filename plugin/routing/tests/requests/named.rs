@@ -127,7 +127,6 @@ fn found_c9_else_it_is_refused_and_may_be_tried_again_with_another() {
                 (refused.status(), refused.code(), refused.retry_after_s()),
                 (503, "stale_worker_id", Some(1))
             );
-            assert!(refused.is_retryable());
             let query = json!({field: id, "annotations": ["query_instance_id:"]});
             assert_eq!(refusal(ask(&mut router, query)), refused);
         }

@@ -1,3 +1,5 @@
+mod properties;
+
 use super::*;
 
 pub(super) const PLAIN: Identity<'static> = Identity {

@@ -34,7 +34,7 @@ pub(in crate::route) struct ActivePenalties {
 
 impl ActivePenalties {
     /// Whether the worker has reported overload.
-    pub(super) fn is_overloaded(self) -> bool {
+    pub(in crate::route) fn is_overloaded(self) -> bool {
         self.is_overloaded
     }
 }

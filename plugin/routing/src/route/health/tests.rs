@@ -8,7 +8,7 @@ use super::*;
 use crate::config::Config;
 use crate::fleet::Role;
 use crate::route::assignment::Assignment;
-use crate::route::{Refusal, SelectionRequest};
+use crate::route::{Refusal, Router, SelectionRequest};
 
 const EJECT: Duration = Duration::from_secs(5);
 const MOST: Duration = Duration::from_secs(60);
@@ -66,7 +66,7 @@ impl Rig {
     fn record(&mut self, id: u64, outcome: Outcome) -> &mut Self {
         let worker = self.router.fleet().get(WorkerId(id)).cloned();
         if let Some(worker) = worker {
-            self.router.record_outcome(worker.incarnation(), outcome);
+            self.router.record_outcome(&worker.incarnation(), outcome);
         }
         self
     }

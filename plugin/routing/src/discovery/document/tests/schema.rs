@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::super::document::{WrittenDocument, parse};
+use super::super::{WrittenDocument, parse};
 use crate::config::{ListedWorker, ProtocolName};
 use crate::fleet::Role;
 use crate::fleet::topology::Topology;
 
 fn schema() -> Value {
-    let text = include_str!("../../../../../docs/workers.schema.json");
+    let text = include_str!("../../../../../../docs/workers.schema.json");
     serde_json::from_str(text).unwrap()
 }
 

@@ -1,6 +1,6 @@
 //! Golden answers of every interface, in every form.
 
-use super::{End, Verdict, Why};
+use super::super::{End, Verdict, Why};
 
 /// How an answer comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

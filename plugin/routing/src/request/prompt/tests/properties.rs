@@ -3,8 +3,8 @@ use std::fmt::Write as _;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::tests::{PLAIN, body, read_as};
-use super::*;
+use super::super::*;
+use super::{PLAIN, body, read_as};
 
 /// Any JSON value, with frequent use of meaningful names among its keys and strings.
 fn any_json() -> impl Strategy<Value = Value> {
