@@ -290,6 +290,50 @@ pub fn worker(status: &Value, name: &str) -> Value {
     found.unwrap_or_default()
 }
 
+/// What is booked on the workers of a pool of the status page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Booked {
+    /// Prefills.
+    pub prefills: u64,
+    /// Answers.
+    pub decodes: u64,
+}
+
+impl Booked {
+    /// By the thread of this page.
+    pub fn here(pool: &Value) -> Booked {
+        Booked::in_field(pool, "bookings")
+    }
+
+    /// By all other threads, as far as the thread of this page knows.
+    pub fn elsewhere(pool: &Value) -> Booked {
+        Booked::in_field(pool, "bookings_elsewhere")
+    }
+
+    /// By all threads, as far as the thread of this page knows.
+    pub fn anywhere(pool: &Value) -> Booked {
+        let (here, elsewhere) = (Booked::here(pool), Booked::elsewhere(pool));
+        Booked {
+            prefills: here.prefills + elsewhere.prefills,
+            decodes: here.decodes + elsewhere.decodes,
+        }
+    }
+
+    fn in_field(pool: &Value, field: &str) -> Booked {
+        let workers = pool["workers"].as_array();
+        let workers = workers.unwrap_or_else(|| panic!("no workers in {pool}"));
+        let sum = |of: &str| {
+            let counts = workers.iter().map(|worker| worker[field][of].as_u64());
+            let sum = counts.sum::<Option<u64>>();
+            sum.unwrap_or_else(|| panic!("a worker without {field} of {of} in {pool}"))
+        };
+        Booked {
+            prefills: sum("prefills"),
+            decodes: sum("decodes"),
+        }
+    }
+}
+
 /// The command line that all gateways share.
 fn basic(proxy: Proxy, build: &GatewayParts) -> Command {
     let mut command = Command::new(paths::harness());

@@ -9,17 +9,16 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::paths;
-use crate::wait::test_name;
+use crate::wait::{polled, test_name};
 
 /// Limit of a start, which includes compiling the plugin while other tests run.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 
-/// Polls for the exit of a process that has closed its stdout.
-const ENDING_POLLS: usize = 100;
-const ENDING_POLL: Duration = Duration::from_millis(100);
+/// Limit of the end of a process that has closed its stdout.
+const ENDING_LIMIT: Duration = Duration::from_secs(10);
 
 /// Log lines shown when a test fails.
 const SHOWN_LINES: usize = 30;
@@ -100,13 +99,11 @@ impl Process {
 
     /// The exit status, if the process ends soon.
     pub async fn end_status(&mut self) -> Option<ExitStatus> {
-        for _ in 0..ENDING_POLLS {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Some(status);
-            }
-            sleep(ENDING_POLL).await;
-        }
-        None
+        let ended = polled(ENDING_LIMIT, || {
+            let status = self.child.try_wait();
+            async { status.ok().flatten().ok_or_else(String::new) }
+        });
+        ended.await.ok()
     }
 
     /// True while the process runs.

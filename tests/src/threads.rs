@@ -85,6 +85,16 @@ pub fn endless_ask(content: &str) -> Ask {
 /// Connections to each of `threads` threads of a gateway without other clients. The gateway's status page must be enabled, and
 /// its route must lead to its first pool.
 pub async fn connections_by_thread(gateway: &Gateway, threads: usize) -> Vec<Thread> {
+    let marker = endless_ask("which thread is this?");
+    connections_by_marked_thread(gateway, threads, marker).await
+}
+
+/// The same; this request, for an endless stream, marks a thread.
+pub async fn connections_by_marked_thread(
+    gateway: &Gateway,
+    threads: usize,
+    marker: Ask,
+) -> Vec<Thread> {
     let mut unknown = Vec::new();
     for _ in 0..enough(threads) {
         unknown.push(open(gateway.listen).await);
@@ -95,7 +105,7 @@ pub async fn connections_by_thread(gateway: &Gateway, threads: usize) -> Vec<Thr
             connections: vec![first],
         };
         thread.until_decodes(0).await;
-        let marker = thread.ask(endless_ask("which thread is this?"));
+        let marker = thread.ask(marker.clone());
         thread.until_decodes(1).await;
         let mut others = Vec::new();
         for connection in unknown {

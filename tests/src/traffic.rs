@@ -101,6 +101,19 @@ impl Traffic {
         .await;
     }
 
+    /// Waits for this many further complete answers.
+    pub async fn until_answered(&self, requests: u64) {
+        let before = self.tally().answered;
+        eventually("requests are answered", GENEROUS, || async {
+            let now = self.tally();
+            match now.answered >= before + requests {
+                true => Ok(()),
+                false => Err(format!("{requests} after {before}: {now:?}")),
+            }
+        })
+        .await;
+    }
+
     /// Waits for another retryable refusal.
     pub async fn until_put_off(&self) {
         let before = self.tally().put_off_total();

@@ -53,21 +53,30 @@ pub fn test_name() -> String {
 }
 
 /// Polls until the answer is `Ok`; fails with the last reason when `within` has passed.
-pub async fn eventually<T, F, Fut>(what: &str, within: Duration, mut probe: F) -> T
+pub async fn eventually<T, F, Fut>(what: &str, within: Duration, probe: F) -> T
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<T, String>>,
+{
+    let outcome = polled(within, probe).await;
+    outcome.unwrap_or_else(|reason| panic!("{what}: not so after {within:?}; last seen: {reason}"))
+}
+
+/// Polls until the answer is `Ok`.
+///
+/// # Errors
+/// With the last reason when `within` has passed.
+pub async fn polled<T, F, Fut>(within: Duration, mut probe: F) -> Result<T, String>
 where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<T, String>>,
 {
     let deadline = Instant::now() + within;
     loop {
-        let reason = match probe().await {
-            Ok(value) => return value,
-            Err(reason) => reason,
-        };
-        assert!(
-            Instant::now() < deadline,
-            "{what}: not so after {within:?}; last seen: {reason}"
-        );
+        let answer = probe().await;
+        if answer.is_ok() || Instant::now() >= deadline {
+            return answer;
+        }
         sleep(POLL).await;
     }
 }

@@ -1,16 +1,14 @@
 //! Workers that fail, under load and alone: no healthy worker is kept out, and no worker is ejected for another's failure.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, send};
-use pd_router_e2e::engines::{FAST, Fleet, in_turns, with};
+use pd_router_e2e::engines::{Engine, FAST, Fleet, in_turns, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
-use tokio::time::sleep;
 
 /// sgl-project/sglang #31206: a breaker that opens and never closes.
 pub async fn an_ejected_worker_comes_back_after_one_trial(proxy: Proxy) {
@@ -65,10 +63,21 @@ pub async fn an_ejected_worker_comes_back_after_one_trial(proxy: Proxy) {
 /// Message of a decode engine whose prefill engine died before the blocks were pulled.
 const PARTNER_DIED: &str = "NIXL handshake failed";
 
-/// One of many clients, with six requests; returns how many answers were lost with the dead prefill engine.
+const CLIENTS: usize = 40;
+
+/// Requests of a client.
+const TURNS: usize = 30;
+
+/// Prompts that an engine has computed before it is killed: a tenth of them all.
+const BEFORE: u64 = (CLIENTS * TURNS / 10) as u64;
+
+/// More prompts than an engine computes beside another that lives to the end.
+const MORE_THAN_ITS_HALF: u64 = (CLIENTS * TURNS * 3 / 5) as u64;
+
+/// One of many clients, one request after the other; returns how many answers were lost with the dead prefill engine.
 async fn ask_meanwhile(to: SocketAddr, number: usize) -> usize {
     let mut lost = 0;
-    for turn in 0..6 {
+    for turn in 0..TURNS {
         let prompt = format!("question {turn} of client {number}");
         let ask = match number % 2 {
             0 => Ask::chat(&prompt),
@@ -84,16 +93,32 @@ async fn ask_meanwhile(to: SocketAddr, number: usize) -> usize {
     lost
 }
 
+async fn until_it_has_answered(engine: &Engine, prompts: u64) {
+    eventually("an engine computes prompts", GENEROUS, || async {
+        let answered = engine.state().await.answered;
+        match answered >= prompts {
+            true => Ok(()),
+            false => Err(format!("{answered} prompts")),
+        }
+    })
+    .await;
+}
+
 /// Kills one of two prefill engines under 40 clients; returns how many answers were lost.
 async fn lost_with_a_prefill(proxy: Proxy, decodes: usize) -> usize {
     let mut fleet = Fleet::start(2, decodes, &["--speedup", "10"]).await;
     let gateway = Gateway::over(proxy, &fleet).await;
     let mut dying = fleet.prefill.remove(0);
-    let clients = (0..40).map(|number| ask_meanwhile(gateway.listen, number));
+    let clients = (0..CLIENTS).map(|number| ask_meanwhile(gateway.listen, number));
     let (lost, ()) = tokio::join!(join_all(clients), async {
-        sleep(Duration::from_millis(300)).await;
+        until_it_has_answered(&dying, BEFORE).await;
         dying.kill();
     });
+    let by_the_other = fleet.prefill[0].state().await.answered;
+    assert!(
+        by_the_other > MORE_THAN_ITS_HALF,
+        "{by_the_other}: the engine died when all was over"
+    );
     // Later requests lose nothing.
     assert_eq!(ask_meanwhile(gateway.listen, 0).await, 0);
     gateway.assert_comes_to_rest().await;

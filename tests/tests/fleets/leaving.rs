@@ -9,8 +9,8 @@ use pd_router_e2e::engines::{FAST, Role};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::traffic::Traffic;
 use pd_router_e2e::wait::{GENEROUS, count, eventually};
+use pd_router_e2e::worker_document::INTERVAL_MS;
 use serde_json::json;
-use tokio::time::sleep;
 
 use crate::rig::{INTERVAL, SLACK, until_listed};
 
@@ -22,8 +22,12 @@ const DEADLINE_MS: u64 = 40_000;
 /// A request that waits for a removed worker is answered in far less.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// Time for which a removed worker must get no request.
-const WATCHED: Duration = Duration::from_secs(2);
+/// Answers after which each client has sent another request.
+const ANEW: u64 = 20 * CLIENTS as u64;
+
+/// Polls, in two seconds, and answers in which a removed worker must get no request.
+const WATCHED_POLLS: u64 = 2000 / INTERVAL_MS;
+const WATCHED_ANSWERS: u64 = 400;
 
 pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
     let mut engines = EngineSet::with_slots(2, 2, FAST).await;
@@ -35,10 +39,17 @@ pub async fn who_is_gone_gets_nothing_and_who_comes_is_used(proxy: Proxy) {
     for round in 0..count(2, 10) {
         for role in [Role::Prefill, Role::Decode] {
             let at = round % 2;
+            let name = engines.slots(role)[at].name();
+            let unlisted = Instant::now();
             engines.unlist_one(role, at);
-            sleep(INTERVAL + SLACK).await;
+            until_listed(&gateway, &name, false).await;
+            let took = unlisted.elapsed();
+            assert!(took < INTERVAL + SLACK, "it left within {took:?}");
+            // Requests that had selected it may still reach it.
+            traffic.until_answered(ANEW).await;
             let before = engines.slots(role)[at].state().await.requests;
-            sleep(WATCHED).await;
+            engines.document.until_polled(WATCHED_POLLS).await;
+            traffic.until_answered(WATCHED_ANSWERS).await;
             let after = engines.slots(role)[at].state().await.requests;
             assert_eq!(before, after, "a worker that is gone got requests");
             engines.list_one(role, at);

@@ -1,7 +1,5 @@
 //! Sources that fail: the last fleet stays for a time, and is reported as stale.
 
-use std::time::Duration;
-
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engine_set::EngineSet;
@@ -135,7 +133,8 @@ pub async fn what_has_not_changed_costs_nothing(proxy: Proxy) {
     until_stale(&gateway, true).await;
     engines.document.set_status(200);
     until_stale(&gateway, false).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // The third poll begins when the second has been read.
+    engines.document.until_polled(3).await;
     pairs(&gateway, 4).await;
     gateway.assert_comes_to_rest().await;
 }

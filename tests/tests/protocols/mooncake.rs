@@ -10,10 +10,9 @@ use pd_router_e2e::engines::{Engine, Role, static_config, with};
 use pd_router_e2e::fixture::FixtureSpec;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::protocols::Protocol;
-use pd_router_e2e::wait::{GENEROUS, eventually, within_tries};
+use pd_router_e2e::wait::{eventually, within_tries};
 use pd_router_e2e::worker_document::own_loopback;
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 use crate::client_requests::CHATS;
 use crate::rig::Rig;
@@ -51,8 +50,8 @@ pub async fn each_rank_has_its_engine_id(proxy: Proxy) {
     rig.ends().await;
 }
 
-/// A bootstrap server is polled every two seconds; then its answer reaches the other threads.
-const ASKED_EVERY: Duration = Duration::from_millis(2500);
+/// A bootstrap server is polled every two seconds; then its answer reaches the other threads. Twice that time.
+const TWO_POLLS: Duration = Duration::from_secs(5);
 
 /// A prefill engine that can be restarted at its address, with its bootstrap server.
 struct Restarted {
@@ -100,8 +99,8 @@ pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Pro
         gateway.send(Ask::chat("hello")).await.expect_error(503);
         prefill = place.start().await;
         // After a restart within milliseconds the threads may disagree about the engine until the next poll.
-        sleep(ASKED_EVERY).await;
-        eventually("all threads know of the new one", GENEROUS, || async {
+        eventually("all threads know of the new one", TWO_POLLS, || async {
+            let before = decode.state().await.refused;
             // One connection meets one thread.
             for _ in 0..gateway.enough_connections() {
                 let reply = gateway.send(Ask::chat("hello")).await;
@@ -109,7 +108,10 @@ pub async fn a_prefill_worker_that_restarts_is_asked_for_its_id_again(proxy: Pro
                     return Err(reply.text().into_owned());
                 }
             }
-            Ok(())
+            match decode.state().await.refused - before {
+                0 => Ok(()),
+                refused => Err(format!("{refused} hand-offs of the old one")),
+            }
         })
         .await;
         let before = decode.state().await.refused;

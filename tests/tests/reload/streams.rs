@@ -1,18 +1,15 @@
 //! Streams that run while the configuration changes.
 
-use std::time::Duration;
-
-use pd_router_e2e::client::{Ask, chat_body};
+use pd_router_e2e::client::{Ask, Connection, Pair, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::with;
+use pd_router_e2e::gateway::Booked;
 use pd_router_e2e::raw::{self, Raw};
+use pd_router_e2e::threads::endless_ask;
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 use crate::rig::Rig;
-
-/// Twice the time of a round of the thread sync.
-const UNTIL_SHARED: Duration = Duration::from_millis(100);
 
 /// Tokens of the stream that runs meanwhile, and milliseconds between two of them.
 const TOKENS: u64 = 200;
@@ -43,6 +40,39 @@ pub async fn a_new_configuration_ends_no_stream_and_forgets_no_booking() {
     rig.send(Ask::chat("hello")).await.expect_tokens(4);
 }
 
+/// Waits until all threads count this many answers and no prefill.
+async fn until_all_count(rig: &Rig, decodes: u64) {
+    let wanted = Booked {
+        prefills: 0,
+        decodes,
+    };
+    eventually("all threads know what is booked", GENEROUS, || async {
+        for _ in 0..rig.enough_connections() {
+            let pool = rig.pool().await;
+            if Booked::anywhere(&pool) != wanted {
+                return Err(pool.to_string());
+            }
+        }
+        Ok(())
+    })
+    .await;
+}
+
+/// The pair of a request. Until the other thread learns of its end, both workers look equally loaded: all threads then know of
+/// a later stream on its thread, and of the end of both.
+async fn pair_once_it_is_known(rig: &Rig, content: &str) -> Pair {
+    let connection = Connection::open(rig.gateway).await;
+    let mut connection = connection.unwrap_or_else(|failure| panic!("{failure}"));
+    let reply = connection.send(Ask::chat(content)).await;
+    let reply = reply.unwrap_or_else(|failure| panic!("no answer: {failure}"));
+    // A connection stays on its thread.
+    let later = tokio::spawn(async move { connection.send(endless_ask("and later?")).await });
+    until_all_count(rig, 2).await;
+    later.abort();
+    until_all_count(rig, 1).await;
+    reply.expect(200).pair()
+}
+
 /// Selections under the new configuration count the earlier stream.
 pub async fn what_was_booked_before_weighs_after() {
     let rig = Rig::start(2, OPTIONS, json!({})).await;
@@ -53,12 +83,10 @@ pub async fn what_was_booked_before_weighs_after() {
         _ => "d0",
     };
     // On any thread: the other worker is known to be idle.
+    until_all_count(&rig, 1).await;
     for number in 0..8 {
-        let reply = rig.send(Ask::chat(&format!("question {number}"))).await;
-        let pair = reply.expect(200).pair();
+        let pair = pair_once_it_is_known(&rig, &format!("question {number}")).await;
         assert_ne!(pair.decode, running);
-        // Until the other thread learns of this request's end, both workers look equally loaded.
-        sleep(UNTIL_SHARED).await;
     }
     reader.read_reply().await.expect_tokens(TOKENS);
     rig.comes_to_rest().await;

@@ -1,13 +1,14 @@
 //! Policies by their names, and policies by which gateways agree without communication.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Pair, chat_body};
 use pd_router_e2e::engines::{Engine, FAST, Role, static_config, with};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::gateway::{Booked, Gateway};
+use pd_router_e2e::threads::{PendingReply, Thread, connections_by_marked_thread, endless};
+use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::{Value, json};
 
 use crate::rig::CHAT;
@@ -29,19 +30,19 @@ const FLEETS: [(&str, [(Role, usize); 2]); 3] = [
     ("whole", [(Role::Aggregated, 1), (Role::Prefill, 0)]),
 ];
 
-/// Several times the time of a round of the thread sync.
-const UNTIL_SHARED: Duration = Duration::from_millis(200);
+/// Engines that compute prompts at once and generate slowly: an endless stream stays small.
+const UNHURRIED: &[&str] = &["--prefill-rate", "1000000", "--token-ms", "20"];
 
 /// An engine, the model it serves and its id.
 type Placed = (Engine, &'static str, u64);
 
-async fn small_fleets() -> Vec<Placed> {
+async fn small_fleets(options: &[&str]) -> Vec<Placed> {
     let wanted = FLEETS.iter().flat_map(|(model, counts)| {
         let roles = counts.iter().flat_map(|(role, count)| vec![*role; *count]);
         roles.map(move |role| (*model, role))
     });
     let started = wanted.enumerate().map(|(at, (model, role))| async move {
-        let options = [FAST, &["--model", model]].concat();
+        let options = [options, &["--model", model]].concat();
         (Engine::start(role, &options).await, model, at as u64 + 1)
     });
     join_all(started).await
@@ -105,7 +106,7 @@ async fn assert_none_refused(engines: &[Placed]) {
 }
 
 pub async fn every_policy_serves_every_small_fleet(proxy: Proxy) {
-    let engines = small_fleets().await;
+    let engines = small_fleets(FAST).await;
     for policies in PAIRS {
         let gateway = start(proxy, &engines, policies).await;
         serves_all(&gateway, &engines, policies).await;
@@ -127,26 +128,85 @@ pub async fn a_policy_of_no_name_is_refused_with_the_names_there_are(proxy: Prox
     }
 }
 
+/// The threads of a gateway, and endless streams of another model than the requests'.
+struct Threads {
+    threads: Vec<Thread>,
+    streams: Vec<PendingReply>,
+}
+
+impl Threads {
+    async fn find(gateway: &Gateway) -> Threads {
+        Threads {
+            threads: connections_by_marked_thread(gateway, 2, marker()).await,
+            streams: Vec::new(),
+        }
+    }
+
+    /// The pair of a request on this thread. The policy bounds a worker's requests, and a request counts until its thread has
+    /// reported its end: with it, all threads learn of a later stream on that thread.
+    async fn pair(&mut self, at: usize, ask: Ask) -> Pair {
+        let thread = &self.threads[at % self.threads.len()];
+        let pair = thread.send(ask).await.expect(200).pair();
+        self.streams.push(thread.ask(marker()));
+        self.until_all_count_streams_alone().await;
+        pair
+    }
+
+    async fn end_streams(&mut self) {
+        for stream in self.streams.drain(..) {
+            stream.abort();
+        }
+        self.until_all_count_streams_alone().await;
+    }
+
+    async fn until_all_count_streams_alone(&self) {
+        let wanted = Booked {
+            prefills: 0,
+            decodes: self.streams.len() as u64,
+        };
+        for thread in &self.threads {
+            eventually("a thread knows what is booked", GENEROUS, || async {
+                let pool = thread.status().await["pools"][0].take();
+                match Booked::anywhere(&pool) == wanted {
+                    true => Ok(()),
+                    false => Err(pool.to_string()),
+                }
+            })
+            .await;
+        }
+    }
+}
+
+/// An endless stream of a model with one worker of each role.
+fn marker() -> Ask {
+    let body = with(endless("which thread is this?"), json!({"model": "one"}));
+    Ask::post(CHAT, body.to_string())
+}
+
 pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Proxy) {
-    let engines = small_fleets().await;
+    let engines = small_fleets(UNHURRIED).await;
     let gateways = [
         start(proxy, &engines, AGREEING).await,
         start(proxy, &engines, AGREEING).await,
     ];
-    serves_all(&gateways[0], &engines, AGREEING).await;
-    // The policy bounds a worker's requests: until other threads report the end of theirs, they count.
-    tokio::time::sleep(UNTIL_SHARED).await;
+    let mut threads = [
+        Threads::find(&gateways[0]).await,
+        Threads::find(&gateways[1]).await,
+    ];
     let mut pairs = Vec::new();
     for number in 0..8 {
         let content = format!("Prompt number {number}. ").repeat(20);
         let body = with(chat_body(&content), json!({"model": "two"})).to_string();
         let session = format!("session {number}");
         let mut seen: BTreeSet<Pair> = BTreeSet::new();
-        // A connection meets one of two threads.
-        for gateway in gateways.iter().cycle().take(8) {
-            let ask = Ask::post(CHAT, body.clone()).header("x-session-id", &session);
-            seen.insert(gateway.send(ask).await.expect(200).pair());
-            tokio::time::sleep(UNTIL_SHARED).await;
+        for turn in 0..4 {
+            for threads in &mut threads {
+                let ask = Ask::post(CHAT, body.clone()).header("x-session-id", &session);
+                seen.insert(threads.pair(turn, ask).await);
+            }
+        }
+        for threads in &mut threads {
+            threads.end_streams().await;
         }
         assert_eq!(seen.len(), 1, "prompt {number}: {seen:?}");
         pairs.extend(seen);
@@ -154,5 +214,6 @@ pub async fn gateways_that_never_talk_agree_on_beginnings_and_sessions(proxy: Pr
     let prefills: BTreeSet<&str> = pairs.iter().map(|pair| pair.prefill.as_str()).collect();
     let decodes: BTreeSet<&str> = pairs.iter().map(|pair| pair.decode.as_str()).collect();
     assert!(prefills.len() > 1 && decodes.len() > 1, "{pairs:?}");
+    serves_all(&gateways[0], &engines, AGREEING).await;
     assert_none_refused(&engines).await;
 }

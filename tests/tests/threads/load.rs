@@ -1,27 +1,26 @@
 //! Bookings of one thread count on all threads.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::conversation::CHAT;
 use pd_router_e2e::engines::with;
+use pd_router_e2e::gateway::Booked;
 use pd_router_e2e::threads::{PendingReply, Thread, endless_ask};
 use pd_router_e2e::wait::{GENEROUS, eventually, within_tries};
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 use crate::rig::{Rig, SUBSET, UNHURRIED};
 
 const LONG_STREAMS: u64 = 32;
 const REQUESTS: usize = 16;
 
-/// Dozens of ticks of the thread sync.
-const SETTLED: Duration = Duration::from_secs(1);
+/// Blocks of the long streams' prompts together, at the least.
+const LEAST_BLOCKS: u64 = 10 * LONG_STREAMS;
 
-/// Some twenty blocks that no other stream shares.
+/// Some sixteen blocks that no other stream shares.
 fn long_prompt(number: u64) -> String {
     format!("Story number {number} is a long one. ").repeat(40)
 }
@@ -86,7 +85,7 @@ fn is_loaded(decode: &str) -> bool {
 pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
     let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": true})).await;
     let streams = load_half(&rig, &rig.threads[0]).await;
-    sleep(SETTLED).await;
+    until_others_count(&rig, LONG_STREAMS).await;
     for decodes in next_requests_elsewhere(&rig, REQUESTS).await {
         assert!(
             !decodes.iter().any(|decode| is_loaded(decode)),
@@ -100,7 +99,8 @@ pub async fn threads_avoid_the_workers_that_another_has_loaded(proxy: Proxy) {
 pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Proxy) {
     let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({"load": false})).await;
     let streams = load_half(&rig, &rig.threads[0]).await;
-    sleep(SETTLED).await;
+    until_others_know_the_prompts(&rig).await;
+    assert_others_count_nothing(&rig).await;
     // Other threads see all four workers as idle. Forty-eight draws miss half of them once in 2^48 times.
     let decodes = next_requests_elsewhere(&rig, REQUESTS).await.concat();
     assert!(
@@ -113,8 +113,9 @@ pub async fn without_sharing_no_thread_knows_what_another_has_loaded(proxy: Prox
 pub async fn what_a_thread_lets_go_the_others_use_again(proxy: Proxy) {
     let rig = Rig::open(proxy, (2, 4), UNHURRIED, json!({})).await;
     let streams = load_half(&rig, &rig.threads[0]).await;
+    until_others_count(&rig, LONG_STREAMS).await;
     leave(&rig, streams).await;
-    sleep(SETTLED).await;
+    until_others_count(&rig, 0).await;
     // Of the four that are idle one is drawn.
     let mut seen = BTreeSet::new();
     within_tries("all are used", async |_| {
@@ -126,6 +127,57 @@ pub async fn what_a_thread_lets_go_the_others_use_again(proxy: Proxy) {
     })
     .await;
     assert_all_idle(&rig).await;
+}
+
+/// Waits until all threads but the first count this many decodes of other threads, and no prefill.
+async fn until_others_count(rig: &Rig, decodes: u64) {
+    let wanted = Booked {
+        prefills: 0,
+        decodes,
+    };
+    for thread in &rig.threads[1..] {
+        eventually("a thread counts the load of others", GENEROUS, || async {
+            let page = thread.status().await;
+            match Booked::elsewhere(&page["pools"][0]) == wanted {
+                true => Ok(()),
+                false => Err(page.to_string()),
+            }
+        })
+        .await;
+    }
+}
+
+/// Waits until all threads know the same prompts: what a thread shares of its load comes with its decisions.
+async fn until_others_know_the_prompts(rig: &Rig) {
+    for thread in &rig.threads[1..] {
+        eventually("a thread knows the prompts of others", GENEROUS, || async {
+            let first = known_blocks(&rig.threads[0].status().await);
+            let own = known_blocks(&thread.status().await);
+            match own == first && first >= LEAST_BLOCKS {
+                true => Ok(()),
+                false => Err(format!("{own} blocks, and {first} on the first thread")),
+            }
+        })
+        .await;
+    }
+}
+
+/// Fails if a thread but the first counts any load of other threads.
+async fn assert_others_count_nothing(rig: &Rig) {
+    for thread in &rig.threads[1..] {
+        let page = thread.status().await;
+        let elsewhere = Booked::elsewhere(&page["pools"][0]);
+        assert_eq!(elsewhere, Booked::default(), "{page}");
+    }
+}
+
+/// The blocks that the thread of this page remembers, on all workers.
+fn known_blocks(page: &Value) -> u64 {
+    let workers = page["pools"][0]["workers"].as_array();
+    let blocks = workers.into_iter().flatten();
+    let blocks = blocks.map(|worker| worker["prefix_blocks"].as_u64());
+    let sum = blocks.sum::<Option<u64>>();
+    sum.unwrap_or_else(|| panic!("a worker without its blocks in {page}"))
 }
 
 /// Fails if any thread has anything booked, in total or on a worker.
