@@ -133,7 +133,7 @@ pub fn policy(name: PolicyName) -> Box<dyn Policy> {
         PolicyName::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
         PolicyName::LeastLoaded => Box::new(least_loaded::LeastLoaded),
         PolicyName::PrefixHash => Box::new(prefix_hash::PrefixHash::default()),
-        PolicyName::Session => Box::new(session::SessionAffinity),
+        PolicyName::Session => Box::new(session::SessionPolicy),
         PolicyName::Direct => Box::new(direct::Direct),
     }
 }

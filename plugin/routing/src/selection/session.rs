@@ -15,9 +15,9 @@ const SEED: u64 = 0x7064_5f73_6573_7369;
 
 /// Picks the session's worker.
 #[derive(Debug)]
-pub struct SessionAffinity;
+pub struct SessionPolicy;
 
-impl Policy for SessionAffinity {
+impl Policy for SessionPolicy {
     fn peek(
         &mut self,
         task: &Task<'_>,
