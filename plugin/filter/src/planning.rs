@@ -142,6 +142,7 @@ pub fn carry_out(
                 session.assignment = assignment;
                 session.stage = Stage::Prefilling;
             }
+            stream.keep_replay_buffer(runtime, body);
             let job = Job::new(runtime, phase, stream);
             let task = RootTask::Prefill(Box::new(job));
             runtime

@@ -123,9 +123,12 @@ impl Stream {
 
     /// Forwards a request that waited for its prefill. The stream's context must be the effective one.
     pub fn go_on(self: &Rc<Self>, runtime: &PoolRuntime, dispatch: &Dispatch) {
-        let forwarded = runtime
-            .vm
-            .copy_body()
+        let kept = self.bodies().replay.take();
+        let body = match kept {
+            Some(replay) => Ok(replay.body),
+            None => runtime.vm.copy_body(),
+        };
+        let forwarded = body
             .and_then(|body| self.forward(runtime, dispatch, body))
             .and_then(|()| host::resume_request());
         if let Err(error) = forwarded {
@@ -208,7 +211,9 @@ impl Stream {
         Ok(())
     }
 
-    fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
+    /// Keeps the body if the request may have to be routed again, and the budget allows. Both legs are made from what is kept, so
+    /// that the body is read from the proxy once.
+    pub fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
         let may_recover = self.session().assignment.may_recover();
         if may_recover {
             let share = runtime.hold_replay_buffer(body.len()).map(Rc::new);
