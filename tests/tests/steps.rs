@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{self, Ask};
-use pd_router_e2e::engines::{MODEL, Role, static_config};
+use pd_router_e2e::engines::{MODEL, Role, static_config, with};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::scripted::{Answer, ScriptedWorker};
@@ -36,6 +36,11 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Rig {
+        Rig::of(json!({}), [json!({}), json!({})]).await
+    }
+
+    /// With these fields of the pool, and further fields of the two workers' entries.
+    async fn of(pool: Value, further: [Value; 2]) -> Rig {
         let answers = Arc::new(Mutex::new([good_prefill(), good_decode()]));
         let scripted_at = |at: usize| {
             let answers = Arc::clone(&answers);
@@ -44,12 +49,17 @@ impl Rig {
             })
         };
         let workers = [scripted_at(0).await, scripted_at(1).await];
-        let listed = [
-            workers[0].listed(Role::Prefill),
-            workers[1].listed(Role::Decode),
+        let [of_prefill, of_decode] = further;
+        let listed = vec![
+            with(workers[0].listed(Role::Prefill), of_prefill),
+            with(workers[1].listed(Role::Decode), of_decode),
         ];
-        let pool = json!({"health": {"eject_after": 0}});
-        let config = static_config(listed.to_vec(), pool);
+        // With Dynamo the second worker plays its frontend.
+        let pool = match pool["protocol"] == "direct" {
+            true => with(pool, json!({"frontends": [workers[1].address.to_string()]})),
+            false => pool,
+        };
+        let config = static_config(listed, with(json!({"health": {"eject_after": 0}}), pool));
         let counting = ["--count-steps"];
         let gateway = Gateway::start_on_one_thread(Proxy::Wasmtime, &config, &counting).await;
         Rig {
@@ -72,6 +82,31 @@ impl Rig {
     async fn steps(&self) -> Value {
         let reply = client::send(self.gateway.admin, Ask::get("/steps")).await;
         reply.expect(200).json()
+    }
+
+    /// Host calls of one request in all events but ticks; the first request of a VM defines metrics, so the second counts.
+    async fn host_calls(&self, is_streamed: bool) -> u64 {
+        let whole = json!({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]});
+        let decode = match is_streamed {
+            true => good_decode(),
+            false => Answer::json(whole.to_string()),
+        };
+        self.set_answers(good_prefill(), decode);
+        let messages = json!([{"role": "user", "content": "hello"}]);
+        let body =
+            json!({"model": MODEL, "stream": is_streamed, "max_tokens": 8, "messages": messages});
+        for _ in 0..2 {
+            self.gateway.assert_comes_to_rest().await;
+            self.reset().await;
+            let ask = Ask::post("/v1/chat/completions", body.to_string());
+            self.gateway.send(ask).await.expect(200);
+        }
+        self.gateway.assert_comes_to_rest().await;
+        let steps = self.steps().await;
+        let events = steps.as_object().into_iter().flatten();
+        let requests = events.filter(|(event, _)| *event != TICK);
+        let calls = requests.map(|(_, counted)| counted["host_calls"].as_u64().unwrap_or_default());
+        calls.sum()
     }
 
     /// Fails if the events since the reset took more instructions than this many bytes of one request allow.
@@ -347,5 +382,45 @@ async fn found_b8_a_page_of_figures_costs_a_constant_for_each_byte_whatever_they
                 .await
                 .expect(200);
         }
+    }
+}
+
+/// Host calls of one request by protocol: an unstreamed answer, and a stream of two pieces. None may rise.
+const HOST_CALLS: [(&str, [u64; 2]); 3] = [
+    ("direct", [23, 23]),
+    ("nixl", [33, 33]),
+    ("sglang", [35, 35]),
+];
+
+/// Host calls that a request may take less than the table has, if pieces come together.
+const TOGETHER: u64 = 4;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_takes_no_more_host_calls_than_the_table_has() {
+    let mut counted = Vec::new();
+    for (protocol, _) in HOST_CALLS {
+        let pool = json!({"protocol": protocol});
+        let rig = Rig::of(pool, further_of_workers(protocol)).await;
+        counted.push((
+            protocol,
+            [rig.host_calls(false).await, rig.host_calls(true).await],
+        ));
+    }
+    for ((protocol, counted_here), (_, allowed)) in counted.iter().zip(HOST_CALLS) {
+        for (calls, allowed) in counted_here.iter().zip(allowed) {
+            let is_so = (allowed.saturating_sub(TOGETHER)..=allowed).contains(calls);
+            assert!(
+                is_so,
+                "{protocol}: {calls} calls, {allowed} in the table: {counted:?}"
+            );
+        }
+    }
+}
+
+fn further_of_workers(protocol: &str) -> [Value; 2] {
+    match protocol {
+        "sglang" => [json!({"bootstrap_port": 8998}), json!({})],
+        "direct" => [json!({"id": 1}), json!({"id": 2})],
+        _ => [json!({}), json!({})],
     }
 }

@@ -145,6 +145,8 @@ pub struct HostState {
     pub status: (u32, &'static str),
     /// Effects that wait for the end of the guest call.
     pub effects: Vec<Effect>,
+    /// Host calls of the guest so far.
+    pub host_calls: u64,
     last_token: u32,
 }
 
@@ -163,6 +165,7 @@ impl HostState {
             call_reply: None,
             status: (0, ""),
             effects: Vec::new(),
+            host_calls: 0,
             last_token: 0,
         }
     }

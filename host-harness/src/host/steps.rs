@@ -1,10 +1,12 @@
-//! Owns the count of the guest's steps per event: instructions, which are the same on every machine.
+//! Owns the count of the guest's steps per event, instructions, and of its host calls: both are the same on every machine.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 use wasmtime::Store;
+
+use super::state::HostState;
 
 /// More steps than any event takes.
 const FULL: u64 = 1 << 60;
@@ -28,6 +30,8 @@ pub struct StepCounts {
     total: u64,
     /// Steps of the longest event.
     most: u64,
+    /// Host calls of all events.
+    host_calls: u64,
 }
 
 /// Steps of all events, by callback.
@@ -52,22 +56,25 @@ impl Steps {
     }
 
     /// Runs a call into the guest and counts its steps.
-    pub fn count<State, T>(
+    pub fn count<T>(
         &self,
         event: &'static str,
-        store: &mut Store<State>,
-        call: impl FnOnce(&mut Store<State>) -> wasmtime::Result<T>,
+        store: &mut Store<HostState>,
+        call: impl FnOnce(&mut Store<HostState>) -> wasmtime::Result<T>,
     ) -> wasmtime::Result<T> {
         if self.counting == Counting::Off {
             return call(store);
         }
+        let calls_before = store.data().host_calls;
         store.set_fuel(FULL)?;
         let outcome = call(store);
         let steps = FULL.saturating_sub(store.get_fuel()?);
+        let host_calls = store.data().host_calls.saturating_sub(calls_before);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let known = taken.entry(event).or_default();
         known.events += 1;
         known.total += steps;
+        known.host_calls += host_calls;
         known.most = known.most.max(steps);
         outcome
     }

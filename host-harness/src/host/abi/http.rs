@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use wasmtime::{Caller, Linker};
 
-use super::{Answer, GuestCall, Output, Refusal, Span, Status, finish, output, slice, span};
+use super::{Answer, GuestCall, Output, Refusal, Span, Status, finish, guest, output, slice, span};
 use crate::host::maps::Headers;
 use crate::host::state::{
     BodySlot, Command, Effect, HostState, LocalReply, MapSlot, PreparedCall, StreamState,
@@ -23,19 +23,19 @@ fn link_maps(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "env",
         "proxy_get_header_map_pairs",
         |host: Host<'_>, map: u32, at: u32, size: u32| {
-            finish(map_pairs(GuestCall(host), map, output(at, size)))
+            finish(map_pairs(guest(host), map, output(at, size)))
         },
     )?;
     linker.func_wrap(
         "env",
         "proxy_get_header_map_size",
-        |host: Host<'_>, map: u32, at: u32| finish(map_size(GuestCall(host), map, at)),
+        |host: Host<'_>, map: u32, at: u32| finish(map_size(guest(host), map, at)),
     )?;
     linker.func_wrap(
         "env",
         "proxy_set_header_map_pairs",
         |host: Host<'_>, map: u32, at: u32, size: u32| {
-            finish(set_map_pairs(GuestCall(host), map, span(at, size)))
+            finish(set_map_pairs(guest(host), map, span(at, size)))
         },
     )?;
     linker.func_wrap(
@@ -43,7 +43,7 @@ fn link_maps(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_get_header_map_value",
         |host: Host<'_>, map: u32, key: u32, key_size: u32, at: u32, size: u32| {
             let key = span(key, key_size);
-            finish(map_value(GuestCall(host), map, key, output(at, size)))
+            finish(map_value(guest(host), map, key, output(at, size)))
         },
     )?;
     linker.func_wrap(
@@ -51,7 +51,7 @@ fn link_maps(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_replace_header_map_value",
         |host: Host<'_>, map: u32, key: u32, key_size: u32, value: u32, value_size: u32| {
             let (key, value) = (span(key, key_size), span(value, value_size));
-            finish(edit_map(GuestCall(host), map, key, value, Headers::set))
+            finish(edit_map(guest(host), map, key, value, Headers::set))
         },
     )?;
     linker.func_wrap(
@@ -59,7 +59,7 @@ fn link_maps(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_add_header_map_value",
         |host: Host<'_>, map: u32, key: u32, key_size: u32, value: u32, value_size: u32| {
             let (key, value) = (span(key, key_size), span(value, value_size));
-            finish(edit_map(GuestCall(host), map, key, value, Headers::add))
+            finish(edit_map(guest(host), map, key, value, Headers::add))
         },
     )?;
     linker.func_wrap(
@@ -68,7 +68,7 @@ fn link_maps(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         |host: Host<'_>, map: u32, key: u32, key_size: u32| {
             let (key, value) = (span(key, key_size), span(0, 0));
             let remove = |headers: &mut Headers, name: &[u8], _: &[u8]| headers.remove(name);
-            finish(edit_map(GuestCall(host), map, key, value, remove))
+            finish(edit_map(guest(host), map, key, value, remove))
         },
     )?;
     Ok(())
@@ -80,19 +80,14 @@ fn link_bodies(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_get_buffer_bytes",
         |host: Host<'_>, buffer: u32, start: u32, max: u32, at: u32, size: u32| {
             let range = span(start, max);
-            finish(buffer_bytes(
-                GuestCall(host),
-                buffer,
-                range,
-                output(at, size),
-            ))
+            finish(buffer_bytes(guest(host), buffer, range, output(at, size)))
         },
     )?;
     linker.func_wrap(
         "env",
         "proxy_get_buffer_status",
         |host: Host<'_>, buffer: u32, size: u32, flags: u32| {
-            finish(buffer_status(GuestCall(host), buffer, size, flags))
+            finish(buffer_status(guest(host), buffer, size, flags))
         },
     )?;
     linker.func_wrap(
@@ -100,7 +95,7 @@ fn link_bodies(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_set_buffer_bytes",
         |host: Host<'_>, buffer: u32, start: u32, length: u32, at: u32, size: u32| {
             let (range, bytes) = (span(start, length), span(at, size));
-            finish(set_buffer_bytes(GuestCall(host), buffer, range, bytes))
+            finish(set_buffer_bytes(guest(host), buffer, range, bytes))
         },
     )?;
     Ok(())
@@ -110,12 +105,12 @@ fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
         "env",
         "proxy_continue_stream",
-        |host: Host<'_>, stream: u32| finish(continue_stream(GuestCall(host), stream)),
+        |host: Host<'_>, stream: u32| finish(continue_stream(guest(host), stream)),
     )?;
     linker.func_wrap(
         "env",
         "proxy_close_stream",
-        |host: Host<'_>, stream: u32| finish(close_stream(GuestCall(host), stream)),
+        |host: Host<'_>, stream: u32| finish(close_stream(guest(host), stream)),
     )?;
     linker.func_wrap(
         "env",
@@ -136,7 +131,7 @@ fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
                 headers: span(headers, headers_size),
                 grpc_status: grpc_status.cast_signed(),
             };
-            finish(send_local_response(GuestCall(host), reply))
+            finish(send_local_response(guest(host), reply))
         },
     )?;
     linker.func_wrap(
@@ -159,7 +154,7 @@ fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
                 body: span(body, body_size),
                 timeout_ms,
             };
-            finish(http_call(GuestCall(host), call, token))
+            finish(http_call(guest(host), call, token))
         },
     )?;
     Ok(())

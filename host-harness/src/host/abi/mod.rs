@@ -73,6 +73,12 @@ fn output(pointer: u32, size: u32) -> Output {
 /// The guest during one host call.
 struct GuestCall<'a>(Caller<'a, HostState>);
 
+/// The guest during a host call that begins, and is counted.
+fn guest(mut caller: Caller<'_, HostState>) -> GuestCall<'_> {
+    counted(&mut caller);
+    GuestCall(caller)
+}
+
 impl GuestCall<'_> {
     fn state(&mut self) -> &mut HostState {
         self.0.data_mut()
@@ -121,6 +127,13 @@ impl GuestCall<'_> {
         }
         Ok(address)
     }
+}
+
+/// The state of the host, in which a host call is counted.
+fn counted<'c>(caller: &'c mut Caller<'_, HostState>) -> &'c mut HostState {
+    let state = caller.data_mut();
+    state.host_calls += 1;
+    state
 }
 
 fn slice(memory: &[u8], span: Span) -> Result<&[u8], Status> {

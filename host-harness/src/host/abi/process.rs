@@ -4,7 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use wasmtime::{Caller, Linker};
 
-use super::{Answer, GuestCall, Output, Refusal, Span, Status, finish, output, slice, span};
+use super::{
+    Answer, GuestCall, Output, Refusal, Span, Status, counted, finish, guest, output, slice, span,
+};
 use crate::host::metrics::{MetricError, MetricKind};
 use crate::host::state::{Effect, HostState};
 
@@ -24,22 +26,22 @@ fn link_vm(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "env",
         "proxy_log",
         |host: Host<'_>, level: u32, at: u32, size: u32| {
-            finish(log(GuestCall(host), level, span(at, size)))
+            finish(log(guest(host), level, span(at, size)))
         },
     )?;
     linker.func_wrap("env", "proxy_get_log_level", |host: Host<'_>, at: u32| {
-        finish(GuestCall(host).write_u32(at, log_level()))
+        finish(guest(host).write_u32(at, log_level()))
     })?;
     linker.func_wrap(
         "env",
         "proxy_get_current_time_nanoseconds",
-        |host: Host<'_>, at: u32| finish(current_time(GuestCall(host), at)),
+        |host: Host<'_>, at: u32| finish(current_time(guest(host), at)),
     )?;
     linker.func_wrap(
         "env",
         "proxy_set_tick_period_milliseconds",
         |mut host: Host<'_>, period: u32| {
-            host.data_mut().effects.push(Effect::Tick(period));
+            counted(&mut host).effects.push(Effect::Tick(period));
             finish(Ok(()))
         },
     )?;
@@ -47,7 +49,7 @@ fn link_vm(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "env",
         "proxy_set_effective_context",
         |mut host: Host<'_>, context: u32| {
-            let state = host.data_mut();
+            let state = counted(&mut host);
             if !state.knows(context) {
                 return finish(Err(Status::BadArgument.into()));
             }
@@ -56,7 +58,7 @@ fn link_vm(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap("env", "proxy_done", |mut host: Host<'_>| {
-        let state = host.data_mut();
+        let state = counted(&mut host);
         let target = state.target();
         state.effects.push(Effect::Done(target));
         finish(Ok(()))
@@ -72,7 +74,7 @@ fn link_vm(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "env",
         "proxy_get_status",
         |host: Host<'_>, code: u32, at: u32, size: u32| {
-            finish(status(GuestCall(host), code, output(at, size)))
+            finish(status(guest(host), code, output(at, size)))
         },
     )?;
     Ok(())
@@ -84,7 +86,7 @@ fn link_shared(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_get_shared_data",
         |host: Host<'_>, key: u32, key_size: u32, at: u32, size: u32, cas: u32| {
             let (key, to) = (span(key, key_size), output(at, size));
-            finish(shared_data(GuestCall(host), key, to, cas))
+            finish(shared_data(guest(host), key, to, cas))
         },
     )?;
     linker.func_wrap(
@@ -92,14 +94,14 @@ fn link_shared(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_set_shared_data",
         |host: Host<'_>, key: u32, key_size: u32, at: u32, size: u32, cas: u32| {
             let (key, value) = (span(key, key_size), span(at, size));
-            finish(set_shared_data(GuestCall(host), key, value, cas))
+            finish(set_shared_data(guest(host), key, value, cas))
         },
     )?;
     linker.func_wrap(
         "env",
         "proxy_register_shared_queue",
         |host: Host<'_>, name: u32, size: u32, id: u32| {
-            finish(register_queue(GuestCall(host), span(name, size), id))
+            finish(register_queue(guest(host), span(name, size), id))
         },
     )?;
     linker.func_wrap(
@@ -107,21 +109,21 @@ fn link_shared(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_resolve_shared_queue",
         |host: Host<'_>, vm: u32, vm_size: u32, name: u32, size: u32, id: u32| {
             let (vm, name) = (span(vm, vm_size), span(name, size));
-            finish(resolve_queue(GuestCall(host), vm, name, id))
+            finish(resolve_queue(guest(host), vm, name, id))
         },
     )?;
     linker.func_wrap(
         "env",
         "proxy_enqueue_shared_queue",
         |host: Host<'_>, id: u32, at: u32, size: u32| {
-            finish(enqueue(GuestCall(host), id, span(at, size)))
+            finish(enqueue(guest(host), id, span(at, size)))
         },
     )?;
     linker.func_wrap(
         "env",
         "proxy_dequeue_shared_queue",
         |host: Host<'_>, id: u32, at: u32, size: u32| {
-            finish(dequeue(GuestCall(host), id, output(at, size)))
+            finish(dequeue(guest(host), id, output(at, size)))
         },
     )?;
     Ok(())
@@ -132,7 +134,7 @@ fn link_metrics(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "env",
         "proxy_define_metric",
         |host: Host<'_>, kind: u32, name: u32, size: u32, id: u32| {
-            finish(define_metric(GuestCall(host), kind, span(name, size), id))
+            finish(define_metric(guest(host), kind, span(name, size), id))
         },
     )?;
     linker.func_wrap(
@@ -154,7 +156,7 @@ fn link_metrics(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
         "env",
         "proxy_get_metric",
-        |host: Host<'_>, id: u32, at: u32| finish(metric(GuestCall(host), id, at)),
+        |host: Host<'_>, id: u32, at: u32| finish(metric(guest(host), id, at)),
     )?;
     Ok(())
 }

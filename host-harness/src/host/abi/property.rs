@@ -2,7 +2,7 @@
 
 use wasmtime::{Caller, Linker};
 
-use super::{Answer, GuestCall, Output, Span, Status, finish, output, slice, span};
+use super::{Answer, GuestCall, Output, Span, Status, finish, guest, output, slice, span};
 use crate::host::routes::Route;
 use crate::host::state::{HostState, PLUGIN_NAME, StreamInfo};
 
@@ -14,7 +14,7 @@ pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_get_property",
         |host: Host<'_>, path: u32, path_size: u32, at: u32, size: u32| {
             let path = span(path, path_size);
-            finish(get_property(GuestCall(host), path, output(at, size)))
+            finish(get_property(guest(host), path, output(at, size)))
         },
     )?;
     linker.func_wrap(
@@ -22,7 +22,7 @@ pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
         "proxy_set_property",
         |host: Host<'_>, path: u32, path_size: u32, at: u32, size: u32| {
             let (path, value) = (span(path, path_size), span(at, size));
-            finish(set_property(GuestCall(host), path, value))
+            finish(set_property(guest(host), path, value))
         },
     )?;
     Ok(())
