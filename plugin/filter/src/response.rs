@@ -196,16 +196,9 @@ fn answered_with_error(
 /// Records that no worker answered; the failure, if another worker is to be asked.
 fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<(Failure, LegEnd)> {
     let last = marks::last_tried();
-    let outcome = {
-        let session = &mut *stream.session();
-        session::record_unanswered(
-            &mut runtime.router_mut(),
-            &mut session.assignment,
-            &mut session.tried,
-            last,
-            details,
-        )
-    };
+    let outcome = stream
+        .session()
+        .unanswered(&mut runtime.router_mut(), last, details);
     stream.may_recover().then_some(outcome)
 }
 

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 
 use routing::route::Assignment;
-use routing::session;
 
 use crate::headers;
 use crate::host::{self, Header, Map};
@@ -70,15 +69,9 @@ fn note_server(runtime: &PoolRuntime, stream: &Stream) {
     let Some(address) = last_tried() else {
         return;
     };
-    let refused = {
-        let session = &mut *stream.session();
-        session::record_server(
-            &mut runtime.router_mut(),
-            &mut session.assignment,
-            &mut session.tried,
-            address,
-        )
-    };
+    let refused = stream
+        .session()
+        .answered_by(&mut runtime.router_mut(), address);
     if !refused.is_empty() {
         let id = stream.ids();
         log::warn!("[{id}] {refused:?} took no connection, {address} answers");

@@ -1,11 +1,9 @@
 //! Owns the end of a leg that the client waits for: what it means, how it failed, and the client's answer where no other worker
 //! takes over.
 
-use std::net::SocketAddr;
-
 use super::{CompleteAnswer, Header, Takeover, Tried};
 use crate::fleet::WorkerId;
-use crate::outcome::{Came, Follows, Leg, Meaning, of_words};
+use crate::outcome::{Came, Follows, Leg, Meaning};
 use crate::refusal::Refusal;
 use crate::route::{Assignment, PrefillAnswer, PrefillEnd, Router};
 
@@ -56,36 +54,6 @@ impl From<PrefillEnd> for LegEnd {
             meaning,
         }
     }
-}
-
-/// Records the end of a leg that no worker answered: destinations before the one tried `last` took no connection, and the
-/// proxy's `details` say what became of the last.
-pub fn record_unanswered(
-    router: &mut Router,
-    assignment: &mut Assignment,
-    tried: &mut Tried,
-    last: Option<SocketAddr>,
-    details: &[u8],
-) -> (Failure, LegEnd) {
-    if let Some(last) = last
-        && router.pool().rules().reaches_workers
-    {
-        router.took_no_connection(tried.before(last));
-        router.served_by(assignment, last);
-    }
-    // Destinations behind it in the list have not been tried.
-    tried.reached(last);
-    let unknown = match last {
-        Some(_) => Came::Cut,
-        None => Came::NotSent,
-    };
-    let came = of_words(details).unwrap_or(unknown);
-    let failure = match came {
-        Came::NotSent | Came::Refused => Failure::Unreached,
-        Came::TimedOut => Failure::Silent,
-        _ => Failure::Broken,
-    };
-    (failure, LegEnd::record(router, assignment, came))
 }
 
 /// What follows an error of a worker's; none: the client gets the error.
@@ -162,6 +130,15 @@ impl Failure {
         }
     }
 
+    /// The failure of a leg that no worker answered.
+    pub fn of_no_answer(came: Came) -> Self {
+        match came {
+            Came::NotSent | Came::Refused => Self::Unreached,
+            Came::TimedOut => Self::Silent,
+            _ => Self::Broken,
+        }
+    }
+
     /// In words, for the log.
     pub fn name(&self) -> &'static str {
         match self {
@@ -230,20 +207,4 @@ pub fn came_of_call(answer: PrefillAnswer<'_>, headers: &[Header]) -> Came {
         PrefillAnswer::Whole { body, .. } => CompleteAnswer { headers, body }.came(),
         _ => Came::Cut,
     }
-}
-
-/// Records which destination answered: those tried before it took no connection, and are returned.
-pub fn record_server(
-    router: &mut Router,
-    assignment: &mut Assignment,
-    tried: &mut Tried,
-    address: SocketAddr,
-) -> Vec<SocketAddr> {
-    let refused = tried.before(address).to_vec();
-    tried.reached(Some(address));
-    if !refused.is_empty() {
-        router.took_no_connection(&refused);
-        router.served_by(assignment, address);
-    }
-    refused
 }

@@ -13,20 +13,19 @@ mod tests;
 
 pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
-pub use failure::{
-    Failure, LastAnswer, LegEnd, after_error, came_of_call, record_server, record_unanswered,
-};
+pub use failure::{Failure, LastAnswer, LegEnd, after_error, came_of_call};
 pub use response::{ConcurrentPrefill, Response, SuccessHead};
 pub use step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, StreamEnd, Takeover};
 pub use tried::Tried;
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::admission::Waiter;
 use crate::budget::Share;
 use crate::fleet::{Worker, WorkerId};
-use crate::outcome::Came;
+use crate::outcome::{Came, of_words};
 use crate::refusal::Refusal;
 use crate::request::Generation;
 use crate::route::fate::Handed;
@@ -175,6 +174,41 @@ impl Session {
     /// Records how the leg that the client waits for has ended, and what that means.
     pub fn leg_ended(&mut self, router: &mut Router, came: Came) -> LegEnd {
         LegEnd::record(router, &mut self.assignment, came)
+    }
+
+    /// Records which destination answered: those tried before it took no connection, and are returned.
+    pub fn answered_by(&mut self, router: &mut Router, address: SocketAddr) -> Vec<SocketAddr> {
+        let refused = self.tried.before(address).to_vec();
+        self.tried.reached(Some(address));
+        if !refused.is_empty() {
+            router.took_no_connection(&refused);
+            router.served_by(&mut self.assignment, address);
+        }
+        refused
+    }
+
+    /// Records the end of a leg that no worker answered: destinations before the one tried `last` took no connection, and the
+    /// proxy's `details` say what became of the last.
+    pub fn unanswered(
+        &mut self,
+        router: &mut Router,
+        last: Option<SocketAddr>,
+        details: &[u8],
+    ) -> (Failure, LegEnd) {
+        if let Some(last) = last
+            && router.pool().rules().reaches_workers
+        {
+            router.took_no_connection(self.tried.before(last));
+            router.served_by(&mut self.assignment, last);
+        }
+        // Destinations behind it in the list have not been tried.
+        self.tried.reached(last);
+        let unknown = match last {
+            Some(_) => Came::Cut,
+            None => Came::NotSent,
+        };
+        let came = of_words(details).unwrap_or(unknown);
+        (Failure::of_no_answer(came), self.leg_ended(router, came))
     }
 
     /// Notes that the client has begun to read: no other worker can take over any more.

@@ -388,7 +388,7 @@ fn a_reply_to_a_call_is_edited_as_a_forwarded_answer_is() {
 
 #[test]
 fn destinations_behind_the_one_that_was_reached_were_not_tried() {
-    let address = |port: u16| std::net::SocketAddr::from(([10, 0, 0, 1], port));
+    let address = |port: u16| SocketAddr::from(([10, 0, 0, 1], port));
     let mut tried = Tried::new(&[address(1), address(2), address(3)]);
     assert_eq!(tried.before(address(2)), [address(1)]);
     // The proxy has tried an address that it was not given: what came before it is not known.
