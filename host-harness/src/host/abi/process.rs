@@ -140,16 +140,16 @@ fn link_metrics(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
         "env",
         "proxy_increment_metric",
-        |host: Host<'_>, id: u32, offset: i64| {
-            let changed = host.data().process.metrics.increment(id, offset);
+        |mut host: Host<'_>, id: u32, offset: i64| {
+            let changed = counted(&mut host).process.metrics.increment(id, offset);
             finish(changed.map_err(metric_refused))
         },
     )?;
     linker.func_wrap(
         "env",
         "proxy_record_metric",
-        |host: Host<'_>, id: u32, value: u64| {
-            let changed = host.data().process.metrics.record(id, value);
+        |mut host: Host<'_>, id: u32, value: u64| {
+            let changed = counted(&mut host).process.metrics.record(id, value);
             finish(changed.map_err(metric_refused))
         },
     )?;
