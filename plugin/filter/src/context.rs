@@ -178,7 +178,7 @@ impl StreamContext {
         };
         let outcome = {
             let mut router = self.runtime.router_mut();
-            router.advance(self.runtime.tell_time());
+            router.advance(self.runtime.now());
             let subset = stream.routing_headers.subset();
             router.plan_encoded(&body, subset.as_ref())
         };

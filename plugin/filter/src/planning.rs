@@ -20,7 +20,16 @@ pub enum Next {
     Stays,
 }
 
-/// Plans a request whose body is complete, and carries out the plan. The stream's context must be the effective one.
+/// Whether another context is the effective one after a call than before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EffectiveContext {
+    /// The same one.
+    Unchanged,
+    /// Perhaps another one.
+    Changed,
+}
+
+/// Plans a request whose body is complete at the time of [`PoolRuntime::now`], and carries out the plan. The stream's context must be the effective one.
 pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
     let body = read_body(runtime, stream).and_then(|body| renamed(runtime, stream, body));
     let body = match body {
@@ -32,7 +41,7 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
         let subset = routing_headers.subset();
         let input = PlanInput {
             headers: &routing_headers.overrides,
-            now: runtime.tell_time(),
+            now: runtime.now(),
             session: routing_headers.session.as_deref(),
             tenant: routing_headers.tenant.as_deref(),
             subset: subset.as_ref(),
@@ -178,16 +187,21 @@ pub fn carry_out(
 }
 
 /// Tries the waiting requests, in their order: a booking has ended, or the fleet has changed. If all of them could go, there may
-/// be room for more. Changes the effective context.
-pub fn call_waiting(runtime: &Rc<PoolRuntime>) {
+/// be room for more.
+pub fn call_waiting(runtime: &Rc<PoolRuntime>) -> EffectiveContext {
+    let mut context = EffectiveContext::Unchanged;
     loop {
         let called = runtime.router().called();
+        if called.is_empty() {
+            return context;
+        }
+        context = EffectiveContext::Changed;
         let tried: Vec<Outcome> = called
             .into_iter()
             .map(|waiter| try_again(runtime, waiter))
             .collect();
-        if tried.is_empty() || tried.contains(&Outcome::Waits) {
-            break;
+        if tried.contains(&Outcome::Waits) {
+            return context;
         }
     }
 }

@@ -9,12 +9,12 @@ use proxy_wasm::types::Action;
 use routing::outcome::Came;
 use routing::route::Refusal;
 use routing::session::{
-    self, AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, StreamEnd, SuccessHead,
+    AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, StreamEnd, SuccessHead,
 };
 
 use crate::host::{self, Buffer, Headers, Map};
 use crate::legs::{cleanup, marks, recovery};
-use crate::planning;
+use crate::planning::{self, EffectiveContext};
 use crate::vm::{PoolRuntime, Stream};
 
 /// State of one response's callbacks.
@@ -184,13 +184,14 @@ fn answered_with_error(
     status: u16,
 ) -> Option<(Failure, LegEnd)> {
     marks::mark(runtime, stream);
-    let end = stream.leg_ended(runtime, Came::Status(status));
     let takeover = stream.takeover();
-    let failure = session::after_error(&end, status, &stream.session().assignment, takeover);
-    if failure.is_none() {
+    let failed = stream
+        .session()
+        .answered_with_error(&mut runtime.router_mut(), status, takeover);
+    if failed.is_none() {
         cleanup::give_up(runtime, stream);
     }
-    Some((failure?, end))
+    failed
 }
 
 /// Records that no worker answered; the failure, if another worker is to be asked.
@@ -230,8 +231,9 @@ fn read(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, piece: Piece<'_>) {
     session.response.first_token_at(now);
     drop(session);
     runtime.metrics.first_token(now.saturating_sub(stream.came));
-    planning::call_waiting(runtime);
-    stream.enter();
+    if planning::call_waiting(runtime) == EffectiveContext::Changed {
+        stream.enter();
+    }
 }
 
 /// Carries out what follows from a part of the answer.

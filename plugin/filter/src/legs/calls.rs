@@ -20,6 +20,7 @@ pub fn start_waiting(runtime: &PoolRuntime, queue: u32) {
         match task {
             Some(RootTask::Prefill(job)) => prefill::start(runtime, *job),
             Some(RootTask::Recover(client, failure, end)) => {
+                runtime.tell_time();
                 recovery::recover(runtime, &client, failure, end);
             }
             Some(RootTask::CleanUp(client, leg, prefill)) => {

@@ -2,7 +2,7 @@
 
 use routing::session::Stage;
 
-use super::cleanup;
+use super::{cleanup, effects};
 use crate::telemetry::Ended;
 use crate::vm::{PoolRuntime, Stream};
 
@@ -11,13 +11,16 @@ use crate::vm::{PoolRuntime, Stream};
 pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
     let stage = stream.session().end();
     runtime.vm.receiving.end(stream.id());
-    cleanup::tell_of_handed(runtime, stream);
+    let handed = stream.session().handed.take();
+    if let Some(handed) = handed {
+        effects::handed_off(runtime, stream, handed);
+    }
     match stage {
         Stage::Prefilling | Stage::Recovering => stream.leave_cleanup_request(runtime),
         Stage::Waiting(waiter) => runtime.waits_no_more(waiter),
         _ => {}
     }
-    cleanup::abort(runtime, stream);
+    cleanup::abort_at_the_end(runtime, stream);
     tell_of_end(runtime, stream, stage);
     {
         let assignment = &mut stream.session().assignment;

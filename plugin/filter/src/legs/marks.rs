@@ -15,15 +15,16 @@ pub fn mark(runtime: &PoolRuntime, stream: &Stream) {
         // For people only, as the names are: a response without the header is still a response.
         let _ = host::set_header(Map::Response, headers::EXPLAIN, explanation.as_bytes());
     }
-    if stream.tried() > 1 || runtime.config.response_headers {
-        note_server(runtime, stream);
+    let is_named = runtime.config.response_headers;
+    let server = match stream.tried() > 1 || is_named {
+        true => last_tried(),
+        false => None,
+    };
+    if let Some(address) = server {
+        note_server(runtime, stream, address);
     }
     let mut extra = names(runtime, &stream.session().assignment);
-    if runtime.config.response_headers
-        && let Some(address) = last_tried()
-    {
-        extra.push(served(address));
-    }
+    extra.extend(server.filter(|_| is_named).map(served));
     for (name, value) in extra {
         let name = std::str::from_utf8(&name).unwrap_or_default();
         let _ = host::set_header(Map::Response, name, &value);
@@ -65,10 +66,7 @@ pub fn note_tried(stream: &Stream) {
 }
 
 /// Notes the destination that answered. Those before it in the list took no connection.
-fn note_server(runtime: &PoolRuntime, stream: &Stream) {
-    let Some(address) = last_tried() else {
-        return;
-    };
+fn note_server(runtime: &PoolRuntime, stream: &Stream, address: SocketAddr) {
     let refused = stream
         .session()
         .answered_by(&mut runtime.router_mut(), address);

@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod cleanup;
+pub mod effects;
 pub mod ending;
 pub mod marks;
 pub mod prefill;

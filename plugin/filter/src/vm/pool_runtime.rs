@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use routing::admission::Waiter;
-use routing::answer::usage;
 use routing::budget::{Budget, Share};
 use routing::config::{Config, Discovery, PolicyName, Pool};
 use routing::fleet::{Incarnation, WorkerId};
 use routing::route::fate::Fate;
-use routing::route::{PrefillAnswer, QueuedRequest, Refusal, Router};
+use routing::route::{QueuedRequest, Refusal, Router};
 use routing::session::{Due, Stage};
 
 use super::Calls;
@@ -226,22 +225,6 @@ impl PoolRuntime {
         refusals.add(at, &self.pool.name, ids, refusal);
     }
 
-    /// Counts the blocks that a prefill worker's answer reports as cached. Returns the tokens.
-    pub fn note_cached(&self, answer: PrefillAnswer<'_>) -> u64 {
-        let PrefillAnswer::Whole {
-            status: 200..=299,
-            body,
-        } = answer
-        else {
-            return 0;
-        };
-        let tokens = usage::cached_tokens(body);
-        let block = u64::from(self.pool.block_tokens.max(1));
-        self.metrics
-            .cached(tokens.checked_div(block).unwrap_or_default());
-        tokens
-    }
-
     /// Reports changes of state. All VMs see the same ones; the leading VM logs and counts them.
     pub fn tell_of_changes(&self) {
         let changes = self.router_mut().take_transitions();
@@ -374,6 +357,11 @@ impl PoolRuntime {
     /// How many of `bytes` further bytes the budget for buffered bodies has no room for.
     pub fn lacks_for_bodies(&self, bytes: usize) -> usize {
         self.bodies.lacks(bytes)
+    }
+
+    /// The budget for replay buffers.
+    pub fn replay_budget(&self) -> &Budget {
+        &self.replay_budget
     }
 
     /// Takes a share of the budget for replay buffers; `None` if it is used up.

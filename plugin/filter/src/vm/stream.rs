@@ -227,18 +227,10 @@ impl Stream {
         self.session().answer_begins(&mut runtime.router_mut());
     }
 
-    /// Ends a concurrent prefill that was good, and handed over `blocks` blocks: what was held back of the answer goes on.
-    pub fn prefill_is_good(&self, runtime: &PoolRuntime, blocks: u64) {
-        let goes_on = self.session().prefill_is_good(blocks);
-        if goes_on && self.enter() {
-            self.answer_begins(runtime);
-            self.release_held(runtime);
-            self.resume_response();
-        }
-    }
-
-    /// Passes the part of the answer that is held back, up to its end. Only an edited one is read.
-    fn release_held(&self, runtime: &PoolRuntime) {
+    /// Passes the part of the answer that is held back, up to its end: the concurrent prefill was good. Only an edited answer is
+    /// read. The stream's context must be the effective one.
+    pub fn release_held(&self, runtime: &PoolRuntime) {
+        self.answer_begins(runtime);
         let is_edited = self.session().response.is_edited();
         let held = match is_edited {
             true => host::buffer(Buffer::Response).unwrap_or_else(|error| {
@@ -249,6 +241,7 @@ impl Stream {
         };
         let body = self.session().response.release(&held);
         self.write(runtime, body);
+        self.resume_response();
     }
 
     /// Writes a part of the answer as the client gets it. The stream's context must be the effective one.

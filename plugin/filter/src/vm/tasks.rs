@@ -121,11 +121,6 @@ impl Job {
             _share: client.bodies().share(),
         }
     }
-
-    /// Whether the client waits for the leg.
-    pub fn is_waited_for(&self) -> bool {
-        self.client.session().waits_for(self.attempt)
-    }
 }
 
 /// A call in place of a decode leg.

@@ -1,7 +1,7 @@
 //! Owns the end of a leg that the client waits for: what it means, how it failed, and the client's answer where no other worker
 //! takes over.
 
-use super::{CompleteAnswer, Header, Takeover, Tried};
+use super::{CompleteAnswer, Header, Reply, Takeover, Tried};
 use crate::fleet::WorkerId;
 use crate::outcome::{Came, Follows, Leg, Meaning};
 use crate::refusal::Refusal;
@@ -76,14 +76,7 @@ pub enum Failure {
     /// The worker answered with an error, which is held back.
     Status,
     /// The replacement worker answered with an error.
-    AnsweredWithError {
-        /// Status of the error.
-        status: u16,
-        /// Headers of the error, as far as they concern a client.
-        headers: Vec<Header>,
-        /// Body of the error.
-        body: Vec<u8>,
-    },
+    AnsweredWithError(Reply),
     /// No worker took the connection.
     Unreached,
     /// The worker broke the connection off before it answered.
@@ -105,18 +98,11 @@ pub enum Failure {
 
 /// The client's answer to a failure that no other worker makes good.
 #[derive(Debug)]
-pub enum LastAnswer<'f> {
+pub enum LastAnswer {
     /// What is held back of the worker's error.
     Held,
     /// An error that a worker answered a call with.
-    Error {
-        /// Status of the error.
-        status: u16,
-        /// Headers of the error.
-        headers: &'f [Header],
-        /// Body of the error.
-        body: &'f [u8],
-    },
+    Error(Reply),
     /// A refusal of the gateway's own.
     Refused(Refusal),
 }
@@ -142,7 +128,7 @@ impl Failure {
     /// In words, for the log.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Status | Self::AnsweredWithError { .. } | Self::Unusable { .. } => "an error",
+            Self::Status | Self::AnsweredWithError(_) | Self::Unusable { .. } => "an error",
             Self::Unreached => "no connection",
             Self::Broken => "its connection broke off",
             Self::Silent => "silence",
@@ -159,11 +145,12 @@ impl Failure {
         match (&self, came, answer) {
             (Self::Status, ..) => self,
             (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
-                Self::AnsweredWithError {
+                let body = body.to_vec();
+                Self::AnsweredWithError(Reply {
                     status,
                     headers,
-                    body: body.to_vec(),
-                }
+                    body,
+                })
             }
             (_, Came::Status(status), _) => Self::Unusable { status },
             _ => self,
@@ -171,20 +158,10 @@ impl Failure {
     }
 
     /// The client's answer, `tried` destinations having been tried.
-    pub fn answer(&self, tried: usize) -> LastAnswer<'_> {
+    pub fn answer(self, tried: usize) -> LastAnswer {
         LastAnswer::Refused(match self {
             Self::Status => return LastAnswer::Held,
-            Self::AnsweredWithError {
-                status,
-                headers,
-                body,
-            } => {
-                return LastAnswer::Error {
-                    status: *status,
-                    headers,
-                    body,
-                };
-            }
+            Self::AnsweredWithError(reply) => return LastAnswer::Error(reply),
             Self::Unreached | Self::Broken => Refusal::Unreachable {
                 what: "decode worker",
                 tried,
@@ -192,8 +169,8 @@ impl Failure {
             Self::Silent => Refusal::DecodeTimeout,
             Self::Empty => Refusal::EmptyAnswer,
             Self::Left => Refusal::WorkerLeft,
-            Self::Unusable { status } => Refusal::UnusableStatus { status: *status },
-            Self::Refused(refusal) => refusal.clone(),
+            Self::Unusable { status } => Refusal::UnusableStatus { status },
+            Self::Refused(refusal) => refusal,
         })
     }
 }

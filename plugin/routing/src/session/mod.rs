@@ -3,7 +3,10 @@
 mod bodies;
 mod complete;
 mod deadlines;
+mod effect;
 mod failure;
+mod prefilled;
+mod recovery;
 mod response;
 mod step;
 mod tried;
@@ -13,7 +16,9 @@ mod tests;
 
 pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
-pub use failure::{Failure, LastAnswer, LegEnd, after_error, came_of_call};
+pub use effect::{CallAnswer, Effect, Means, Note, Reply};
+pub use failure::{Failure, LastAnswer, LegEnd};
+use failure::{after_error, came_of_call};
 pub use response::{ConcurrentPrefill, Response, SuccessHead};
 pub use step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, StreamEnd, Takeover};
 pub use tried::Tried;
@@ -26,7 +31,6 @@ use crate::admission::Waiter;
 use crate::budget::Share;
 use crate::fleet::{Worker, WorkerId};
 use crate::outcome::{Came, of_words};
-use crate::refusal::Refusal;
 use crate::request::Generation;
 use crate::route::fate::Handed;
 use crate::route::{AbortLeg, Assignment, Dispatch, Router};
@@ -58,12 +62,8 @@ pub enum Stage {
 /// A good answer to a call, held while the concurrent prefill is not known to be good.
 #[derive(Debug)]
 pub struct HeldReply {
-    /// Status of the answer.
-    pub status: u16,
-    /// Headers of the answer, as far as they concern a client.
-    pub headers: Vec<Header>,
-    /// Body of the answer.
-    pub body: Vec<u8>,
+    /// The answer.
+    pub reply: Reply,
     /// The share of the budget.
     pub share: Share,
 }
@@ -138,25 +138,9 @@ impl Session {
         self.held_reply = None;
     }
 
-    /// Notes a prefill call for the present attempt.
-    pub fn prefill_called(&mut self) {
-        self.racing = self.racing.saturating_add(1);
-    }
-
-    /// Notes the end of a prefill call of the present attempt; the number of calls that are left.
-    pub fn prefill_answered(&mut self) -> u32 {
-        self.racing = self.racing.saturating_sub(1);
-        self.racing
-    }
-
     /// Whether the client waits for this `attempt`, and exactly one of its prefill calls is under way.
     pub fn awaits_one_prefill(&self, attempt: u32) -> bool {
         self.racing == 1 && self.waits_for(attempt)
-    }
-
-    /// Notes that another prefill worker has taken over.
-    pub fn prefill_moved(&mut self, worker: Rc<Worker>) {
-        self.assignment.prefill = Some(worker);
     }
 
     /// Notes that decode is dispatched.
@@ -185,6 +169,18 @@ impl Session {
             router.served_by(&mut self.assignment, address);
         }
         refused
+    }
+
+    /// Records that a worker answered with an error; how the leg has failed, if another worker is to be asked.
+    pub fn answered_with_error(
+        &mut self,
+        router: &mut Router,
+        status: u16,
+        takeover: Takeover,
+    ) -> Option<(Failure, LegEnd)> {
+        let end = self.leg_ended(router, Came::Status(status));
+        let failure = after_error(&end, status, &self.assignment, takeover)?;
+        Some((failure, end))
     }
 
     /// Records the end of a leg that no worker answered: destinations before the one tried `last` took no connection, and the
@@ -223,7 +219,7 @@ impl Session {
 
     /// Notes that the concurrent prefill has handed over `blocks` blocks, and was good; whether what is held back of the answer
     /// can go on, up to its end.
-    pub fn prefill_is_good(&mut self, blocks: u64) -> bool {
+    fn prefill_is_good(&mut self, blocks: u64) -> bool {
         let handed = Handed::over(blocks);
         let has_begun = self.response.has_begun();
         self.handed = Some(match has_begun {
@@ -234,27 +230,6 @@ impl Session {
             self.abort = None;
         }
         self.response.prefill_is_good() && self.stage == Stage::Forwarded
-    }
-
-    /// Gives up the concurrent prefill, if there is one, and what would abort it.
-    pub fn drop_prefill(&mut self) {
-        self.response.set_prefill(ConcurrentPrefill::Nothing);
-        self.abort = None;
-    }
-
-    /// Ends an answer that has begun with a reset, since its concurrent prefill has failed.
-    pub fn reset_for(&mut self, reason: Refusal) {
-        self.abort = None;
-        self.response.reset_for(reason);
-    }
-
-    /// Assigns the request anew; the facts that it is counted under stay. Returns the hand-off that no leg fetches any more.
-    pub fn reassign(&mut self, mut assignment: Assignment) -> Option<Handed> {
-        assignment.facts = std::mem::take(&mut self.assignment.facts);
-        let kept = assignment.staged_blocks();
-        self.assignment = assignment;
-        let before = std::mem::replace(&mut self.handed, kept.map(Handed::over));
-        before.filter(|_| kept.is_none())
     }
 
     /// What is due in a round at `now`, while the answer is awaited or flows. To be called once a round.

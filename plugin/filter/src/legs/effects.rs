@@ -1,0 +1,162 @@
+//! Owns the carrying out of a session's effects: calls, answers to the client, and notes for metrics and the log.
+
+use std::rc::Rc;
+
+use routing::route::fate::{Fate, Handed};
+use routing::session::{CallAnswer, Effect, Means, Note, Reply, Session};
+
+use super::{calls, cleanup, marks, prefill, recovery};
+use crate::telemetry::CalledLeg;
+use crate::vm::{Job, PoolRuntime, Stream};
+
+/// Takes a step of a request's session, and carries out what follows. Called on the root.
+pub fn step(
+    runtime: &PoolRuntime,
+    client: &Rc<Stream>,
+    take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect>,
+) {
+    let effects = {
+        let mut with = Means {
+            router: &mut runtime.router_mut(),
+            bodies: &mut client.bodies(),
+            budget: runtime.replay_budget(),
+            now: runtime.now(),
+        };
+        take(&mut client.session(), &mut with)
+    };
+    for effect in effects {
+        carry_out(runtime, client, effect);
+    }
+}
+
+/// Carries out an effect. Called on the root.
+pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
+    match effect {
+        Effect::CallPrefill(phase) => {
+            prefill::start(runtime, Job::new(runtime, *phase, client));
+        }
+        Effect::CallDecode(dispatch, failure) => {
+            recovery::call_decode(runtime, client, &dispatch, failure);
+        }
+        Effect::CleanUp(leg, prefill) => cleanup::start(runtime, client, &leg, &prefill),
+        Effect::CallOff(leg, blocks) => cleanup::call_off(runtime, client, &leg, blocks),
+        Effect::Abort(leg) => cleanup::abort(runtime, client, &leg),
+        Effect::CopyRequest => client.leave_copy(runtime),
+        Effect::KeepRequest => client.leave_cleanup_request(runtime),
+        Effect::Watch => runtime.watch_over(client),
+        Effect::Note(note) => take_note(runtime, client, note),
+        Effect::Forward(_)
+        | Effect::Deliver(_)
+        | Effect::AnswerTerminal(_)
+        | Effect::Answer(_)
+        | Effect::Refuse(_)
+        | Effect::ReleaseHeld
+        | Effect::PassHeld => on_stream(runtime, client, effect),
+    }
+}
+
+/// Carries out an effect on the stream, unless the stream is gone.
+fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
+    if !client.enter() {
+        return;
+    }
+    match effect {
+        Effect::Forward(dispatch) => client.go_on(runtime, &dispatch),
+        Effect::Deliver(reply) => deliver(runtime, client, reply),
+        Effect::AnswerTerminal(terminal) => {
+            let kind = terminal.content_type.as_bytes().to_vec();
+            let headers = [(b"content-type".to_vec(), kind)];
+            client.answer_complete(runtime, 200, &headers, &terminal.body);
+        }
+        Effect::Answer(reply) => {
+            client.answer(u32::from(reply.status), &reply.headers, &reply.body);
+        }
+        Effect::Refuse(refusal) => client.refuse(runtime, &refusal),
+        Effect::ReleaseHeld => client.release_held(runtime),
+        Effect::PassHeld => client.resume_response(),
+        _ => {}
+    }
+}
+
+/// Delivers a reply, with the names of the workers if they are configured.
+fn deliver(runtime: &PoolRuntime, client: &Stream, reply: Reply) {
+    let Reply {
+        status,
+        mut headers,
+        body,
+    } = reply;
+    {
+        let session = client.session();
+        headers.extend(marks::names(runtime, &session.assignment));
+        // Of several destinations, the one that the call has reached is not known.
+        if runtime.config.response_headers
+            && let [address] = session.tried.all()
+        {
+            headers.push(marks::served(*address));
+        }
+    }
+    client.answer_complete(runtime, status, &headers, &body);
+}
+
+/// The answer to the present call.
+pub fn call_answer(answer: routing::route::PrefillAnswer<'_>) -> CallAnswer<'_> {
+    CallAnswer {
+        answer,
+        headers: &calls::headers_for_client,
+    }
+}
+
+/// Counts and logs a note.
+fn take_note(runtime: &PoolRuntime, client: &Stream, note: Note) {
+    let (telemetry, ids) = (&runtime.telemetry, client.ids());
+    match note {
+        Note::Cached(blocks) => runtime.metrics.cached(blocks),
+        Note::DecodeFailed => telemetry.handoff_failed(CalledLeg::Decode),
+        Note::PrefillFailed(refusal) => {
+            log::warn!("[{ids}] {refusal}");
+            telemetry.handoff_failed(CalledLeg::Prefill);
+        }
+        Note::PrefillReplaced {
+            failed,
+            next,
+            answer,
+        } => {
+            log::warn!(
+                "[{ids}] prefill worker {} failed ({answer}), {} is next",
+                failed.name,
+                next.name
+            );
+            telemetry.handoff_failed(CalledLeg::Prefill);
+            telemetry.prefill_retried();
+        }
+        Note::RunsWhole { fallback, answer } => {
+            log::warn!("[{ids}] runs whole: {} ({answer})", fallback.name());
+            telemetry.handoff_failed(CalledLeg::Prefill);
+            telemetry.fell_back(fallback);
+        }
+        Note::Recovers { failure, came } => {
+            log::warn!("[{ids}] its decode leg failed ({failure}, {came:?} last) and is replaced");
+            telemetry.recovered();
+        }
+        Note::HandedOff(handed) => handed_off(runtime, client, handed),
+        Note::Leaked { blocks, worker } => {
+            telemetry.handed_off(Fate::Leaked, blocks);
+            log::info!(
+                "[{ids}] nothing fetches what prefill computed: {blocks} blocks stay on {} until its lease ends",
+                worker.name
+            );
+        }
+    }
+}
+
+/// Counts the fate of a hand-off.
+pub fn handed_off(runtime: &PoolRuntime, client: &Stream, handed: Handed) {
+    let Handed { blocks, fate } = handed;
+    runtime.telemetry.handed_off(fate, blocks);
+    if fate == Fate::Unknown {
+        log::info!(
+            "[{}] its decode ended before it answered: {blocks} blocks may stay until their lease ends",
+            client.ids()
+        );
+    }
+}

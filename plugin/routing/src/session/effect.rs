@@ -1,0 +1,133 @@
+//! Owns the effects of a session: what its host does for it, in their order; and what the host lends it for a step.
+
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::{Bodies, Failure, Header};
+use crate::budget::Budget;
+use crate::fleet::Worker;
+use crate::handoff::terminal::Terminal;
+use crate::outcome::Came;
+use crate::refusal::Refusal;
+use crate::route::fate::Handed;
+use crate::route::{AbortLeg, CleanUpLeg, Dispatch, Fallback, PrefillAnswer, PrefillPhase, Router};
+
+/// What a session does not own, and needs for a step.
+pub struct Means<'m> {
+    /// The router.
+    pub router: &'m mut Router,
+    /// What is kept of the request.
+    pub bodies: &'m mut Bodies,
+    /// The budget for replies that wait for their prefill.
+    pub budget: &'m Budget,
+    /// The time.
+    pub now: Duration,
+}
+
+/// A worker's answer to a call.
+#[derive(Clone, Copy)]
+pub struct CallAnswer<'a> {
+    /// The answer.
+    pub answer: PrefillAnswer<'a>,
+    /// Reads the headers that concern a client. Only an answer that may reach the client needs them.
+    pub headers: &'a dyn Fn() -> Vec<Header>,
+}
+
+impl fmt::Debug for CallAnswer<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.answer.fmt(out)
+    }
+}
+
+/// A worker's complete answer, for the client.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Status of the answer.
+    pub status: u16,
+    /// Headers of the answer, as far as they concern a client.
+    pub headers: Vec<Header>,
+    /// Body of the answer.
+    pub body: Vec<u8>,
+}
+
+/// What the host does for a session. After the end of the stream there are calls and notes alone.
+#[derive(Debug)]
+#[must_use = "the request's next step"]
+pub enum Effect {
+    /// A prefill worker is called.
+    CallPrefill(Box<PrefillPhase>),
+    /// The request, which waits, is forwarded.
+    Forward(Box<Dispatch>),
+    /// A decode worker is called: the request was forwarded before. If that fails too, the failure is what came before.
+    CallDecode(Box<Dispatch>, Failure),
+    /// The client gets the reply of a worker that took over, edited as a forwarded answer is.
+    Deliver(Reply),
+    /// The client gets what prefill alone has generated.
+    AnswerTerminal(Terminal),
+    /// The client gets a worker's error unchanged.
+    Answer(Reply),
+    /// The client gets a refusal.
+    Refuse(Refusal),
+    /// The concurrent prefill was good: what is held back of the answer goes on, edited.
+    ReleaseHeld,
+    /// No other worker takes over: the error that is held back goes on.
+    PassHeld,
+    /// The stream is watched: its answer is reset in the next round.
+    Watch,
+    /// The request is copied for the clean-up leg; its client is still being served.
+    CopyRequest,
+    /// The request is kept for the clean-up leg; no other leg needs it.
+    KeepRequest,
+    /// A worker fetches KV blocks that this prefill worker has staged, and drops them.
+    CleanUp(Box<CleanUpLeg>, Rc<Worker>),
+    /// The prefill worker drops what it has computed: blocks that leak if the call fails.
+    CallOff(AbortLeg, u64),
+    /// The prefill worker drops what it is doing.
+    Abort(AbortLeg),
+    /// Metrics and the log get a note.
+    Note(Note),
+}
+
+/// What metrics and the log get.
+#[derive(Debug)]
+pub enum Note {
+    /// Blocks of the prompt that the prefill worker had cached.
+    Cached(u64),
+    /// The decode leg of a hand-off has failed.
+    DecodeFailed,
+    /// Prefill has failed for good.
+    PrefillFailed(Refusal),
+    /// A prefill worker has failed, and the next is called.
+    PrefillReplaced {
+        /// The worker that has failed.
+        failed: Rc<Worker>,
+        /// The worker that is called.
+        next: Rc<Worker>,
+        /// The failed worker's answer.
+        answer: String,
+    },
+    /// Prefill has failed, and decode runs the request whole.
+    RunsWhole {
+        /// The reason.
+        fallback: Fallback,
+        /// The answer of the prefill worker.
+        answer: String,
+    },
+    /// A leg has failed and is replaced.
+    Recovers {
+        /// How the first leg failed.
+        failure: &'static str,
+        /// What came of the last one.
+        came: Came,
+    },
+    /// The fate of a hand-off.
+    HandedOff(Handed),
+    /// No worker fetches the blocks that this worker has staged.
+    Leaked {
+        /// KV blocks.
+        blocks: u64,
+        /// The prefill worker.
+        worker: Rc<Worker>,
+    },
+}

@@ -1,0 +1,272 @@
+//! Owns what follows from the answer to a prefill call, for the request that it was made for.
+
+use std::rc::Rc;
+
+use super::effect::{CallAnswer, Effect, Means, Note, Reply};
+use super::{ConcurrentPrefill, Failure, Session, Stage};
+use crate::answer::{EventEdit, PromptLogprobs, usage};
+use crate::fleet::Worker;
+use crate::handoff::LegOrder;
+use crate::refusal::{PrefillFailure, Refusal};
+use crate::route::fate::Handed;
+use crate::route::{
+    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillPhase, Router,
+};
+
+impl Session {
+    /// Whether a prefill call is due: the client waits for one.
+    pub fn needs_prefill(&self) -> bool {
+        matches!(self.stage, Stage::Prefilling | Stage::Recovering)
+    }
+
+    /// Notes a prefill call for the present attempt.
+    pub fn prefill_called(&mut self) {
+        self.racing = self.racing.saturating_add(1);
+    }
+
+    /// Begins decode right after the call to prefill, if both legs run at once.
+    pub fn decode_beside(&mut self, router: &mut Router, phase: &PrefillPhase) -> Option<Effect> {
+        let dispatch = phase.decode_beside(router)?;
+        self.response.set_prefill(match phase.wants_logprobs() {
+            true => ConcurrentPrefill::RunningWithLogprobs,
+            false => ConcurrentPrefill::Running,
+        });
+        self.abort = phase.abort_leg();
+        Some(self.decode(dispatch))
+    }
+
+    /// What follows from the answer to a prefill call of this `attempt`.
+    pub fn prefill_answered(
+        &mut self,
+        with: &mut Means<'_>,
+        phase: PrefillPhase,
+        attempt: u32,
+        call: CallAnswer<'_>,
+    ) -> Vec<Effect> {
+        if !self.waits_for(attempt) {
+            return self.after_prefill(with, phase, Client::Left, call);
+        }
+        self.racing = self.racing.saturating_sub(1);
+        if self.racing == 0 {
+            return self.after_prefill(with, phase, Client::Waits, call);
+        }
+        match phase.absorb_failure(call.answer, with.router) {
+            Ok(()) => Vec::new(),
+            Err(phase) => {
+                let mut effects = self.after_prefill(with, *phase, Client::Waits, call);
+                // Blocks that the other call computes must be fetched too.
+                effects.push(Effect::CopyRequest);
+                effects
+            }
+        }
+    }
+
+    fn after_prefill(
+        &mut self,
+        with: &mut Means<'_>,
+        phase: PrefillPhase,
+        client: Client,
+        call: CallAnswer<'_>,
+    ) -> Vec<Effect> {
+        let worker = Rc::clone(phase.worker());
+        let order = phase.order();
+        let cached = cached_tokens(call.answer);
+        let mut effects: Vec<Effect> = Vec::new();
+        if let Some(tokens) = cached {
+            let block = u64::from(with.router.pool().block_tokens.max(1));
+            effects.push(Effect::Note(Note::Cached(tokens / block)));
+        }
+        let after = phase.answered(call.answer, client, with.router);
+        let is_last = !matches!(after, AfterPrefill::Again(_));
+        if client == Client::Waits && order == LegOrder::Sequential && is_last {
+            // Other calls of the same attempt are late now.
+            self.next_attempt();
+            self.assignment.prefill = Some(Rc::clone(&worker));
+        }
+        let follows = match after {
+            AfterPrefill::Again(next) => {
+                let note = Note::PrefillReplaced {
+                    failed: worker,
+                    next: Rc::clone(next.worker()),
+                    answer: call.answer.to_string(),
+                };
+                self.assignment.prefill = Some(Rc::clone(next.worker()));
+                vec![Effect::Note(note), Effect::CallPrefill(Box::new(next))]
+            }
+            AfterPrefill::Decode {
+                dispatch,
+                target: (worker, key),
+                staged,
+            } => {
+                self.handed = Some(Handed::over(staged.blocks));
+                let router = &mut *with.router;
+                router.assign_decode(&mut self.assignment, &worker, key, staged);
+                if router.pool().report_cached_tokens {
+                    let edit = EventEdit::CachedTokens(cached.unwrap_or_default());
+                    self.response.edit(edit);
+                }
+                vec![self.decode(dispatch)]
+            }
+            AfterPrefill::Whole { dispatch, fallback } => {
+                let answer = call.answer.to_string();
+                let note = Note::RunsWhole { fallback, answer };
+                vec![Effect::Note(note), self.decode(dispatch)]
+            }
+            AfterPrefill::Good => self.good_beside(with, call.answer),
+            AfterPrefill::CallOff { leg, blocks } => vec![Effect::CallOff(leg, blocks)],
+            AfterPrefill::Answer => self.pass_on(call),
+            AfterPrefill::AnswerUnlessPair(end) => self.pass_on_unless_pair(with, call, end),
+            AfterPrefill::Terminal(terminal) => vec![Effect::AnswerTerminal(terminal)],
+            AfterPrefill::TerminalStaged(terminal, rest) => {
+                let answer = [Effect::KeepRequest, Effect::AnswerTerminal(terminal)];
+                answer.into_iter().chain(clean_up(*rest, worker)).collect()
+            }
+            AfterPrefill::Refused(refusal) => self.prefill_refused(with, refusal),
+            AfterPrefill::FailedBeside(refusal, end) => self.failed_beside(with, refusal, end),
+            rest @ (AfterPrefill::CleanUp(_)
+            | AfterPrefill::Leaked { .. }
+            | AfterPrefill::Nothing) => clean_up(rest, worker).into_iter().collect(),
+        };
+        effects.extend(follows);
+        effects
+    }
+
+    /// Begins decode: the request is forwarded or, if it was forwarded before, a call is made.
+    fn decode(&mut self, dispatch: Dispatch) -> Effect {
+        let dispatch = Box::new(dispatch);
+        match self.stage {
+            Stage::Recovering => {
+                let failure = self.failure.take().unwrap_or(Failure::Unreached);
+                Effect::CallDecode(dispatch, failure)
+            }
+            _ => Effect::Forward(dispatch),
+        }
+    }
+
+    /// The concurrent prefill was good: what was held back for it goes to the client.
+    fn good_beside(&mut self, with: &mut Means<'_>, answer: PrefillAnswer<'_>) -> Vec<Effect> {
+        let PrefillAnswer::Whole { body, .. } = answer else {
+            return Vec::new();
+        };
+        if self.response.awaits_logprobs()
+            && let Some(logprobs) = PromptLogprobs::read(body)
+        {
+            self.response.edit(EventEdit::PromptLogprobs(logprobs));
+        }
+        let blocks = usage::prompt_blocks(body, with.router.pool().block_tokens);
+        let mut effects = Vec::new();
+        if self.prefill_is_good(blocks) {
+            effects.push(Effect::ReleaseHeld);
+        }
+        if let Some(held) = self.held_reply.take() {
+            effects.extend(self.deliver(with, held.reply));
+        }
+        effects
+    }
+
+    /// Passes the worker's error to the client: the request was at fault. A decode answer that has begun is reset instead.
+    fn pass_on(&mut self, call: CallAnswer<'_>) -> Vec<Effect> {
+        let PrefillAnswer::Whole { status, body } = call.answer else {
+            return Vec::new();
+        };
+        if self.response.prefill_runs() && self.response.has_begun() {
+            let cause = PrefillFailure::Status(status);
+            return self.reset_for(Refusal::PrefillFailed { tried: 1, cause });
+        }
+        self.response.set_prefill(ConcurrentPrefill::Nothing);
+        self.assignment.release();
+        vec![Effect::Answer(Reply {
+            status,
+            headers: (call.headers)(),
+            body: body.to_vec(),
+        })]
+    }
+
+    /// Asks another pair: prefill has refused the request while decode waits for it.
+    fn pass_on_unless_pair(
+        &mut self,
+        with: &mut Means<'_>,
+        call: CallAnswer<'_>,
+        end: PrefillEnd,
+    ) -> Vec<Effect> {
+        match call.answer {
+            PrefillAnswer::Whole { status, body } if !self.response.has_begun() => {
+                self.drop_prefill();
+                let failure = Failure::AnsweredWithError(Reply {
+                    status,
+                    headers: (call.headers)(),
+                    body: body.to_vec(),
+                });
+                self.replace_leg(with, failure, end.into())
+            }
+            _ => self.pass_on(call),
+        }
+    }
+
+    /// Ends a request whose prefill has failed for good.
+    fn prefill_refused(&mut self, with: &mut Means<'_>, refusal: Refusal) -> Vec<Effect> {
+        let mut effects = vec![Effect::Note(Note::PrefillFailed(refusal.clone()))];
+        match self.stage {
+            Stage::Recovering => {
+                let failure = self.failure.take().unwrap_or(Failure::Refused(refusal));
+                effects.extend(self.give_up(with, failure));
+            }
+            _ => effects.push(Effect::Refuse(refusal)),
+        }
+        effects
+    }
+
+    /// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
+    fn failed_beside(
+        &mut self,
+        with: &mut Means<'_>,
+        refusal: Refusal,
+        end: PrefillEnd,
+    ) -> Vec<Effect> {
+        if !self.response.prefill_runs() {
+            return self.prefill_refused(with, refusal);
+        }
+        let mut effects = vec![Effect::Note(Note::PrefillFailed(refusal.clone()))];
+        effects.extend(match self.response.has_begun() {
+            true => self.reset_for(refusal),
+            false => {
+                self.drop_prefill();
+                self.replace_leg(with, Failure::Refused(refusal), end.into())
+            }
+        });
+        effects
+    }
+
+    /// Gives up the concurrent prefill, if there is one, and what would abort it.
+    fn drop_prefill(&mut self) {
+        self.response.set_prefill(ConcurrentPrefill::Nothing);
+        self.abort = None;
+    }
+
+    /// Ends an answer that has begun with a reset, since its concurrent prefill has failed: it must not end as a success.
+    fn reset_for(&mut self, reason: Refusal) -> Vec<Effect> {
+        self.abort = None;
+        self.response.reset_for(reason);
+        vec![Effect::Watch]
+    }
+}
+
+/// Tokens that the prefill worker had cached; none without a good answer.
+fn cached_tokens(answer: PrefillAnswer<'_>) -> Option<u64> {
+    match answer {
+        PrefillAnswer::Whole {
+            status: 200..=299,
+            body,
+        } => Some(usage::cached_tokens(body)),
+        _ => None,
+    }
+}
+
+/// Cleans up blocks that prefill has staged and no decode fetches.
+fn clean_up(after: AfterPrefill, worker: Rc<Worker>) -> Option<Effect> {
+    match after {
+        AfterPrefill::CleanUp(leg) => Some(Effect::CleanUp(Box::new(leg), worker)),
+        AfterPrefill::Leaked { blocks } => Some(Effect::Note(Note::Leaked { blocks, worker })),
+        _ => None,
+    }
+}

@@ -1,0 +1,201 @@
+//! Owns the recovery of a leg that has failed before its client has read anything: other workers are asked in its place, within
+//! the pool's budget; and what the client gets where none is left.
+
+use std::rc::Rc;
+
+use super::effect::{CallAnswer, Effect, Means, Note, Reply};
+use super::{
+    ConcurrentPrefill, Failure, HeldReply, LastAnswer, LegEnd, Session, Stage, Tried, came_of_call,
+};
+use crate::outcome::{Came, Follows, Leg};
+use crate::refusal::Refusal;
+use crate::route::fate::{Fate, Handed};
+use crate::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Router};
+
+impl Session {
+    /// Routes the request again after this `end` of a leg. If that is not possible, the client gets the `failure`.
+    pub fn replace_leg(
+        &mut self,
+        with: &mut Means<'_>,
+        failure: Failure,
+        end: LegEnd,
+    ) -> Vec<Effect> {
+        if self.stage == Stage::Ended {
+            return Vec::new();
+        }
+        self.stage = Stage::Recovering;
+        let mut effects: Vec<Effect> = self.leave_pair().into_iter().collect();
+        if end.leg != Leg::Prefill && self.assignment.prefill.is_some() {
+            effects.push(Effect::Note(Note::DecodeFailed));
+        }
+        let Some(plan) = self.plan_again(with, end) else {
+            effects.extend(self.give_up(with, failure));
+            return effects;
+        };
+        effects.push(Effect::Note(Note::Recovers {
+            failure: failure.name(),
+            came: end.came,
+        }));
+        match plan {
+            Plan::Prefill(phase, assignment) => {
+                effects.extend(self.reassign(assignment));
+                self.failure = Some(failure);
+                effects.push(Effect::CallPrefill(Box::new(phase)));
+            }
+            Plan::Forward(dispatch, assignment) => {
+                effects.extend(self.reassign(assignment));
+                effects.push(Effect::CallDecode(Box::new(dispatch), failure));
+            }
+            Plan::Answer(_) | Plan::Wait(_) => effects.extend(self.give_up(with, failure)),
+        }
+        effects
+    }
+
+    fn plan_again(&mut self, with: &mut Means<'_>, end: LegEnd) -> Option<Plan> {
+        let body = &with.bodies.replay.as_ref()?.body;
+        let failed = Failed {
+            leg: end.leg,
+            meaning: end.meaning,
+            workers: &end.asked(with.router, &self.assignment, &self.tried),
+            frontends: self.tried.all(),
+        };
+        let assignment = &mut self.assignment;
+        with.router.recover(assignment, &failed, body, with.now)
+    }
+
+    /// Leaves the present workers, and calls off what they are doing for the request.
+    fn leave_pair(&mut self) -> Option<Effect> {
+        self.next_attempt();
+        self.response.set_prefill(ConcurrentPrefill::Nothing);
+        self.abort.take().map(Effect::Abort)
+    }
+
+    /// Assigns the request anew; the facts that it is counted under stay. A hand-off that no leg fetches any more is noted.
+    fn reassign(&mut self, mut assignment: Assignment) -> Option<Effect> {
+        assignment.facts = std::mem::take(&mut self.assignment.facts);
+        let kept = assignment.staged_blocks();
+        self.assignment = assignment;
+        let before = std::mem::replace(&mut self.handed, kept.map(Handed::over));
+        let unfetched = before.filter(|_| kept.is_none());
+        unfetched.map(|handed| Effect::Note(Note::HandedOff(handed)))
+    }
+
+    /// Notes that a decode worker is called in place of the one that failed.
+    pub fn decode_called(&mut self, dispatch: &Dispatch) {
+        self.tried = Tried::new(&dispatch.destinations);
+    }
+
+    /// What follows from the answer of a worker that was called in place of one that failed.
+    pub fn replacement_answered(
+        &mut self,
+        with: &mut Means<'_>,
+        failure: Failure,
+        attempt: u32,
+        call: CallAnswer<'_>,
+    ) -> Vec<Effect> {
+        if !self.waits_for(attempt) {
+            return Vec::new();
+        }
+        let headers = (call.headers)();
+        let end = self.leg_ended(with.router, came_of_call(call.answer, &headers));
+        match (end.meaning.follows, end.came, call.answer) {
+            (
+                Follows::PassedOn,
+                Came::Good | Came::Status(_),
+                PrefillAnswer::Whole { status, body },
+            ) => {
+                let body = body.to_vec();
+                let reply = Reply {
+                    status,
+                    headers,
+                    body,
+                };
+                self.reply(with, reply)
+            }
+            (Follows::PassedOn, Came::Unsendable, _) => {
+                self.give_up(with, Failure::Refused(Refusal::Unsendable))
+            }
+            _ => {
+                let failure = failure.then(end.came, call.answer, headers);
+                self.replace_leg(with, failure, end)
+            }
+        }
+    }
+
+    /// Delivers a reply; a good one not before the concurrent prefill is known to be good.
+    fn reply(&mut self, with: &mut Means<'_>, reply: Reply) -> Vec<Effect> {
+        if reply.status >= 300 || !self.response.prefill_runs() {
+            return self.deliver(with, reply);
+        }
+        match with.budget.take(reply.body.len()) {
+            Some(share) => {
+                self.held_reply = Some(HeldReply { reply, share });
+                Vec::new()
+            }
+            None => {
+                let mut effects: Vec<Effect> = self.leave_pair().into_iter().collect();
+                effects.extend(self.give_up(with, Failure::Refused(Refusal::Busy)));
+                effects
+            }
+        }
+    }
+
+    /// Delivers a reply to the client.
+    pub(super) fn deliver(&mut self, with: &mut Means<'_>, reply: Reply) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match reply.status {
+            ..300 => {
+                with.bodies.answer_begins();
+                self.answer_begins(with.router);
+            }
+            300.. => effects = self.give_up_handoff(with.router),
+        }
+        self.next_attempt();
+        effects.push(Effect::Deliver(reply));
+        effects
+    }
+
+    /// Ends a request that no other worker can take: the failure is the client's answer.
+    pub fn give_up(&mut self, with: &mut Means<'_>, failure: Failure) -> Vec<Effect> {
+        self.next_attempt();
+        let answer = match failure.answer(self.tried.all().len()) {
+            LastAnswer::Held => {
+                self.stage = Stage::Forwarded;
+                self.response.pass_held();
+                self.assignment.release();
+                Effect::PassHeld
+            }
+            LastAnswer::Error(reply) => {
+                self.assignment.release();
+                Effect::Answer(reply)
+            }
+            LastAnswer::Refused(refusal) => Effect::Refuse(refusal),
+        };
+        let mut effects = vec![answer];
+        effects.extend(self.give_up_handoff(with.router));
+        effects
+    }
+
+    /// Gives up what prefill has computed for a decode leg that did not begin with it: the blocks are fetched and dropped.
+    pub fn give_up_handoff(&mut self, router: &mut Router) -> Vec<Effect> {
+        let Some(handed) = self.handed.take() else {
+            return Vec::new();
+        };
+        let is_unbegun = self.assignment.staged_blocks().is_some();
+        let leg = router.give_up_handoff(&mut self.assignment);
+        match (leg, &self.assignment.prefill) {
+            (Some(leg), Some(prefill)) => vec![
+                Effect::CopyRequest,
+                Effect::CleanUp(Box::new(leg), Rc::clone(prefill)),
+            ],
+            _ => {
+                let fate = match is_unbegun {
+                    true => Fate::Leaked,
+                    false => handed.fate,
+                };
+                let handed = Handed { fate, ..handed };
+                vec![Effect::Note(Note::HandedOff(handed))]
+            }
+        }
+    }
+}
