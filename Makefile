@@ -27,8 +27,8 @@ run: ## Start a gateway in front of a simulated fleet, and say how to try it
 test: ## Everything that a change must pass
 	@scripts/test.sh unit e2e engines fuzz
 
-soak: ## The long versions: of the end-to-end tests, all tests in front of a real vLLM, and ten minutes of each fuzz target
-	@PD_SOAK=1 scripts/test.sh e2e engines fuzz
+soak: ## The long versions: ten million lives of requests, the end-to-end tests, all tests in front of a real vLLM, and ten minutes of each fuzz target
+	@PD_SOAK=1 scripts/test.sh lives e2e engines fuzz
 
 engines: ## The gateway in front of a real vLLM that runs on the CPU: all tests, where `make test` runs a short part
 	@PD_ENGINES=all scripts/test.sh engines

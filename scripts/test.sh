@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test.sh SUITE…: runs the suites `unit`, `e2e`, `engines` and `fuzz`, then says in one line how many tests there were.
+# test.sh SUITE…: runs the suites `unit`, `lives`, `e2e`, `engines` and `fuzz`, then says in one line how many tests there were.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -19,6 +19,9 @@ unit() {
     # The example of the crate's first page.
     run_tests cargo test --package routing --doc
 }
+
+# Ten million lives of requests, a hundred million events: a quarter of an hour.
+lives() { run_tests env PD_SOAK=1 cargo test --package routing --lib session::tests::lives; }
 
 export PD_HARNESS=$target/debug/pd-harness
 export PD_PLUGIN=$target/pd_router.wasm
@@ -82,6 +85,7 @@ fuzz() {
 for suite in "$@"; do
     case $suite in
         unit) unit ;;
+        lives) lives ;;
         e2e) e2e ;;
         engines) engines ;;
         fuzz) fuzz ;;

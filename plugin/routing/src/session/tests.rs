@@ -1,6 +1,8 @@
 //! The life of an answer: what follows from each event in each phase, and what holds for any order of events.
 
+mod host;
 mod lives;
+mod table;
 
 use std::time::Duration;
 

@@ -1,0 +1,504 @@
+//! A host around one session: it does what the filter does, and checks each effect.
+
+use std::rc::Rc;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use crate::budget::{Budget, HeldBytes};
+use crate::config::{Config, Pool};
+use crate::fleet::{Fleet, Worker};
+use crate::handoff::LegOrder;
+use crate::outcome::Came;
+use crate::request::Generation;
+use crate::route::fate::Fate;
+use crate::route::{Explain, Plan, PlanInput, PrefillAnswer, PrefillPhase, Router};
+use crate::session::*;
+
+const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+
+pub const STAGED: &[u8] = br#"{"choices":[{"finish_reason":"length","message":{"content":"a"}}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#;
+pub const TERMINAL: &[u8] = br#"{"object":"chat.completion","choices":[{"index":0,"finish_reason":"stop","message":{"role":"assistant","content":""}}]}"#;
+pub const WITHOUT: &[u8] = br#"{"choices":[{"finish_reason":"length","message":{"content":"a"}}]}"#;
+const ANSWER: &[u8] = br#"{"choices":[{"finish_reason":"stop","message":{"content":"hi"}}]}"#;
+const EMPTY: &[u8] = br#"{"choices":[]}"#;
+pub const ERROR: &[u8] = br#"{"error":{"message":"x","code":500}}"#;
+
+/// Answers of workers to calls.
+pub const ANSWERS: [PrefillAnswer<'static>; 14] = [
+    whole(200, STAGED),
+    whole(200, STAGED),
+    whole(200, STAGED),
+    whole(200, TERMINAL),
+    whole(200, WITHOUT),
+    whole(200, ANSWER),
+    whole(200, EMPTY),
+    whole(200, ERROR),
+    whole(400, ERROR),
+    whole(429, ERROR),
+    whole(500, ERROR),
+    whole(503, ERROR),
+    PrefillAnswer::Broken,
+    PrefillAnswer::NotSent,
+];
+
+const fn whole(status: u16, body: &'static [u8]) -> PrefillAnswer<'static> {
+    PrefillAnswer::Whole { status, body }
+}
+
+const PROTOCOLS: [&str; 2] = ["nixl", "sglang"];
+const POLICIES: [&str; 2] = ["", r#","decode":{"recoveries":4}"#];
+
+/// A pool of each protocol and policy.
+pub static POOLS: LazyLock<Vec<Pool>> = LazyLock::new(|| {
+    let all = PROTOCOLS
+        .iter()
+        .flat_map(|protocol| POLICIES.map(|policy| pool(protocol, policy)));
+    all.collect()
+});
+
+fn pool(protocol: &str, policy: &str) -> Pool {
+    let worker = |role: &str, port: u16| {
+        let room = match (protocol, role) {
+            ("sglang", "prefill") => r#","bootstrap_port":8998"#,
+            _ => "",
+        };
+        format!(r#"{{"role":"{role}","address":"10.0.0.1:{port}","id":{port},"model":"m"{room}}}"#)
+    };
+    let workers = [
+        worker("prefill", 1),
+        worker("prefill", 2),
+        worker("decode", 11),
+        worker("decode", 12),
+    ];
+    let document = format!(
+        r#"{{"pools":[{{"name":"p","protocol":"{protocol}","discovery":{{"static":{{"workers":[{}]}}}}{policy}}}]}}"#,
+        workers.join(",")
+    );
+    let config = Config::parse(document.as_bytes()).unwrap();
+    config.pools[0].clone()
+}
+
+/// What may happen to a request.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// One of the prefill calls under way is answered.
+    Prefill(usize, usize),
+    /// A second prefill worker is called, as the first is late.
+    Hedge,
+    /// Decode answers with this status, or its answer begins.
+    Decode(usize),
+    /// The proxy gets no answer from decode.
+    Unanswered,
+    /// Decode is silent for too long.
+    Silence,
+    /// A worker leaves the fleet.
+    Departure(u64),
+    /// The client leaves.
+    Leaving,
+}
+
+/// The decode leg under way.
+enum Decode {
+    None,
+    Forwarded,
+    Called(Failure, u32),
+}
+
+/// A host around one session. It does what the filter does, and checks each effect.
+pub struct Host {
+    router: Router,
+    session: Session,
+    bodies: Bodies,
+    held: HeldBytes,
+    budget: Budget,
+    /// Prefill calls under way, with the attempt and the placement that they belong to.
+    prefills: Vec<(PrefillPhase, u32, u32)>,
+    /// How often the request was placed again.
+    placements: u32,
+    /// An answer is being handled of a call that belongs to an earlier placement.
+    is_late: bool,
+    decode: Decode,
+    now: Duration,
+    /// Hand-offs that prefill has given out, by the fates that were noted or are pending.
+    given_out: usize,
+    fates: usize,
+    /// Answers that the client got.
+    answers: usize,
+    forwards: usize,
+    runs_whole: bool,
+    is_gone: bool,
+    /// Effects since the last look.
+    pub effects: Vec<String>,
+}
+
+impl Host {
+    pub fn start(pool: &Pool) -> Self {
+        let mut router = Router::new(pool.clone(), 42, 7, Duration::ZERO);
+        let input = PlanInput {
+            headers: &[],
+            now: Duration::from_secs(1),
+            session: None,
+            tenant: None,
+            subset: None,
+            explain: Explain::No,
+        };
+        let Ok(Plan::Prefill(phase, assignment)) = router.plan(Generation::Chat, CHAT, input)
+        else {
+            panic!("no prefill");
+        };
+        let held = HeldBytes::default();
+        let budget = Budget::of(1 << 20, &held);
+        let mut bodies = Bodies::new(Rc::default());
+        bodies.replay = Some(ReplayBuffer {
+            body: CHAT.to_vec(),
+            share: Rc::new(budget.take(CHAT.len()).unwrap()),
+        });
+        let mut host = Self {
+            router,
+            session: Session {
+                stage: Stage::Prefilling,
+                assignment,
+                ..Session::default()
+            },
+            bodies,
+            held,
+            budget,
+            prefills: Vec::new(),
+            placements: 0,
+            is_late: false,
+            decode: Decode::None,
+            now: Duration::from_secs(1),
+            given_out: 0,
+            fates: 0,
+            answers: 0,
+            forwards: 0,
+            runs_whole: false,
+            is_gone: false,
+            effects: Vec::new(),
+        };
+        host.carry_out(Effect::CallPrefill(Box::new(phase)));
+        host
+    }
+
+    fn step(&mut self, take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect>) {
+        let mut with = Means {
+            router: &mut self.router,
+            bodies: &mut self.bodies,
+            budget: &self.budget,
+            now: self.now,
+        };
+        let effects = take(&mut self.session, &mut with);
+        for effect in effects {
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        self.effects.push(name(&effect));
+        let is_on_stream = !matches!(
+            effect,
+            Effect::CleanUp(..)
+                | Effect::CallOff(..)
+                | Effect::Abort(_)
+                | Effect::Note(_)
+                | Effect::KeepRequest
+                | Effect::CopyRequest
+        );
+        assert!(!is_on_stream || !self.is_gone, "{effect:?} after the end");
+        assert!(
+            !is_on_stream || !self.is_late,
+            "{effect:?} by a late answer"
+        );
+        match effect {
+            Effect::CallPrefill(phase) => self.call_prefill(*phase),
+            Effect::Forward(dispatch) => {
+                self.assert_no_bare_decode(&dispatch);
+                self.forwards += 1;
+                self.session.dispatched(&dispatch, self.now);
+                self.decode = Decode::Forwarded;
+            }
+            Effect::CallDecode(dispatch, failure) => {
+                self.assert_no_bare_decode(&dispatch);
+                self.session.decode_called(&dispatch);
+                self.decode = Decode::Called(failure, self.session.attempt());
+            }
+            Effect::Deliver(_) | Effect::AnswerTerminal(_) | Effect::Answer(_) => self.answered(),
+            Effect::Refuse(_) => self.answered(),
+            Effect::PassHeld => {
+                self.answers += 1;
+                self.decode = Decode::None;
+            }
+            Effect::ReleaseHeld => self.begins(),
+            Effect::CleanUp(..) | Effect::CallOff(..) => self.fates += 1,
+            Effect::Note(Note::HandedOff(_) | Note::Leaked { .. }) => self.fates += 1,
+            Effect::Note(Note::RunsWhole { .. }) => self.runs_whole = true,
+            Effect::Note(Note::Recovers { .. }) => self.placements += 1,
+            Effect::Note(_)
+            | Effect::Abort(_)
+            | Effect::Watch
+            | Effect::CopyRequest
+            | Effect::KeepRequest => {}
+        }
+    }
+
+    fn call_prefill(&mut self, phase: PrefillPhase) {
+        if !self.session.needs_prefill() {
+            return;
+        }
+        self.session.prefill_called();
+        let decode = self.session.decode_beside(&mut self.router, &phase);
+        if let Some(decode) = decode {
+            self.carry_out(decode);
+        }
+        let attempt = self.session.attempt();
+        self.prefills.push((phase, attempt, self.placements));
+    }
+
+    fn assert_no_bare_decode(&self, dispatch: &Dispatch) {
+        let edits = dispatch.edits.as_ref().expect("the body of a decode leg");
+        let body = String::from_utf8(edits.apply(CHAT)).unwrap();
+        let is_handed = body.contains("do_remote_prefill") || body.contains("bootstrap_room");
+        assert!(
+            is_handed || self.runs_whole,
+            "a bare decode request: {body}"
+        );
+    }
+
+    fn answered(&mut self) {
+        self.answers += 1;
+        self.session.stage = Stage::Answered;
+        self.session.assignment.release();
+        self.decode = Decode::None;
+    }
+
+    fn begins(&mut self) {
+        self.bodies.answer_begins();
+        self.session.answer_begins(&mut self.router);
+    }
+
+    pub fn play(&mut self, event: Event) {
+        self.now += Duration::from_millis(50);
+        self.router.advance(self.now);
+        match event {
+            Event::Prefill(call, answer) => self.answer_prefill(call, ANSWERS[answer]),
+            Event::Hedge => self.hedge(),
+            Event::Decode(answer) => self.answer_decode(ANSWERS[answer]),
+            Event::Unanswered => self.leave_unanswered(),
+            Event::Silence => self.fail(Came::TimedOut, Failure::Silent),
+            Event::Departure(id) => self.depart(id),
+            Event::Leaving => self.leave(),
+        }
+    }
+
+    fn answer_prefill(&mut self, call: usize, answer: PrefillAnswer<'_>) {
+        if self.prefills.is_empty() {
+            return;
+        }
+        let (phase, attempt, placement) = self.prefills.remove(call % self.prefills.len());
+        let is_sequential = phase.order() == LegOrder::Sequential;
+        if let PrefillAnswer::Whole { body: STAGED, .. } = answer
+            && is_sequential
+        {
+            self.given_out += 1;
+        }
+        let call = CallAnswer {
+            answer,
+            headers: &json,
+        };
+        self.is_late = placement != self.placements;
+        self.step(|session, with| session.prefill_answered(with, phase, attempt, call));
+        self.is_late = false;
+    }
+
+    fn hedge(&mut self) {
+        let due = self.prefills.iter();
+        let mut due = due.filter(|(_, attempt, _)| self.session.awaits_one_prefill(*attempt));
+        let hedge = due
+            .next()
+            .and_then(|(phase, ..)| phase.hedge(&mut self.router));
+        if let Some(phase) = hedge {
+            self.call_prefill(phase);
+        }
+    }
+
+    fn takeover(&self) -> Takeover {
+        match self.bodies.replay.is_some() && self.session.assignment.may_recover() {
+            true => Takeover::Possible,
+            false => Takeover::Impossible,
+        }
+    }
+
+    fn answer_decode(&mut self, answer: PrefillAnswer<'_>) {
+        match std::mem::replace(&mut self.decode, Decode::None) {
+            Decode::None => {}
+            Decode::Forwarded => self.answer_forwarded(answer),
+            Decode::Called(failure, attempt) => {
+                let call = CallAnswer {
+                    answer,
+                    headers: &json,
+                };
+                self.step(|session, with| {
+                    session.replacement_answered(with, failure, attempt, call)
+                });
+            }
+        }
+    }
+
+    fn answer_forwarded(&mut self, answer: PrefillAnswer<'_>) {
+        let is_unread = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
+        let PrefillAnswer::Whole { status, .. } = answer else {
+            return self.leave_unanswered();
+        };
+        if !is_unread {
+            return;
+        }
+        self.session.response.hold();
+        if status < 300 {
+            let head = super::DOCUMENT;
+            let _ = self.session.response.success(head);
+            if !self.session.response.prefill_runs() {
+                self.answers += 1;
+                self.begins();
+            }
+            return;
+        }
+        let takeover = self.takeover();
+        let failed = self
+            .session
+            .answered_with_error(&mut self.router, status, takeover);
+        match failed {
+            Some((failure, end)) => {
+                self.step(|session, with| session.replace_leg(with, failure, end));
+            }
+            None => {
+                self.answers += 1;
+                self.step(|session, with| session.give_up_handoff(with.router));
+                self.session.assignment.release();
+                self.session.response.pass_held();
+            }
+        }
+    }
+
+    fn leave_unanswered(&mut self) {
+        let is_due = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
+        if !is_due || self.answers > 0 {
+            return;
+        }
+        self.decode = Decode::None;
+        let takeover = self.takeover();
+        let (failure, end) = self.session.unanswered(&mut self.router, None, b"");
+        match takeover {
+            Takeover::Possible => {
+                self.step(|session, with| session.replace_leg(with, failure, end));
+            }
+            Takeover::Impossible => self.answered(),
+        }
+    }
+
+    fn fail(&mut self, came: Came, failure: Failure) {
+        let is_due = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
+        if !is_due || self.answers > 0 || self.takeover() == Takeover::Impossible {
+            return;
+        }
+        self.decode = Decode::None;
+        let end = self.session.leg_ended(&mut self.router, came);
+        self.step(|session, with| session.replace_leg(with, failure, end));
+    }
+
+    fn depart(&mut self, id: u64) {
+        let left: Vec<_> = self.router.fleet().workers().map(|w| w.id).collect();
+        let staying = self.router.fleet().workers().filter(|w| w.id.0 != id);
+        let staying: Vec<Worker> = staying.map(|worker| Worker::clone(worker)).collect();
+        let version = self.router.fleet().version() + 1;
+        self.router.adopt(Fleet::new(version, staying));
+        let left: Vec<_> = left.into_iter().filter(|known| known.0 == id).collect();
+        if self.session.awaits(&left) {
+            self.fail(Came::Left, Failure::Left);
+        }
+    }
+
+    /// As the filter does at the end of a stream.
+    fn leave(&mut self) {
+        if self.is_gone {
+            return;
+        }
+        self.is_gone = true;
+        self.session.end();
+        if self.session.handed.take().is_some() {
+            self.fates += 1;
+        }
+        self.session.abort = None;
+        self.session.assignment.release();
+        self.router.request_ended(&self.session.assignment);
+        self.bodies.end();
+        self.decode = Decode::None;
+    }
+
+    /// Ends what is under way, late answers included, and checks that nothing is left.
+    pub fn end(mut self) {
+        self.leave();
+        while !self.prefills.is_empty() {
+            self.play(Event::Prefill(0, 0));
+        }
+        assert!(self.answers <= 1, "{} answers", self.answers);
+        assert!(self.forwards <= 1, "{} forwards", self.forwards);
+        assert!(self.router.total_load().is_idle(), "a booking is left");
+        let lost = usize::try_from(self.router.take_lost().handoffs).unwrap();
+        let is_sequential = self.router.pool().rules().order == LegOrder::Sequential;
+        assert!(
+            !is_sequential || self.fates + lost == self.given_out,
+            "{} fates of {} hand-offs, {lost} lost",
+            self.fates,
+            self.given_out
+        );
+        let Self {
+            session, bodies, ..
+        } = self;
+        drop((session, bodies));
+        assert_eq!(self.budget.lacks(1 << 20), 0, "bytes are left in a budget");
+        drop(self.held);
+    }
+}
+
+fn json() -> Vec<Header> {
+    vec![(b"content-type".to_vec(), b"application/json".to_vec())]
+}
+
+/// Name of an effect, for a table.
+fn name(effect: &Effect) -> String {
+    match effect {
+        Effect::CallPrefill(_) => "call prefill".to_owned(),
+        Effect::Forward(_) => "forward".to_owned(),
+        Effect::CallDecode(..) => "call decode".to_owned(),
+        Effect::Deliver(reply) => format!("deliver {}", reply.status),
+        Effect::AnswerTerminal(_) => "answer with prefill's".to_owned(),
+        Effect::Answer(reply) => format!("answer {}", reply.status),
+        Effect::Refuse(refusal) => format!("refuse {} {}", refusal.status(), refusal.code()),
+        Effect::ReleaseHeld => "release held".to_owned(),
+        Effect::PassHeld => "pass held".to_owned(),
+        Effect::Watch => "reset in a round".to_owned(),
+        Effect::CopyRequest => "copy request".to_owned(),
+        Effect::KeepRequest => "keep request".to_owned(),
+        Effect::CleanUp(..) => "clean up".to_owned(),
+        Effect::CallOff(..) => "call off".to_owned(),
+        Effect::Abort(_) => "abort".to_owned(),
+        Effect::Note(note) => format!("({})", name_of_note(note)),
+    }
+}
+
+fn name_of_note(note: &Note) -> &'static str {
+    match note {
+        Note::Cached(_) => "cached",
+        Note::DecodeFailed => "decode failed",
+        Note::PrefillFailed(_) => "prefill failed",
+        Note::PrefillReplaced { .. } => "prefill replaced",
+        Note::RunsWhole { .. } => "runs whole",
+        Note::Recovers { .. } => "recovers",
+        Note::HandedOff(handed) => match handed.fate {
+            Fate::Fetched => "fetched",
+            Fate::Leaked => "leaked",
+            Fate::Unknown => "unknown",
+        },
+        Note::Leaked { .. } => "leaked",
+    }
+}
