@@ -17,7 +17,7 @@ use crate::legs::ending;
 use crate::planning::{self, Next};
 use crate::registration::RegistrationRequest;
 use crate::response::{self, Reading};
-use crate::vm::{PoolRuntime, Pools, RoutingHeaders, Stream};
+use crate::vm::{InStream, PoolRuntime, Pools, RoutingHeaders, Stream};
 
 /// The filter's context of one stream.
 pub struct StreamContext {
@@ -91,7 +91,7 @@ impl StreamContext {
     }
 
     /// Acts on the head of an opened request.
-    fn begin(&self, stream: &Rc<Stream>, head: Head<'_>, has_body: bool) -> Action {
+    fn begin(&self, stream: &InStream, head: Head<'_>, has_body: bool) -> Action {
         let kind = self.runtime.router().kind(head);
         let generation = match kind {
             Ok(Kind::Generation(generation)) => generation,
@@ -113,9 +113,9 @@ impl StreamContext {
     }
 
     /// Forwards to one worker, without reading the body.
-    fn forward_unread(&self, stream: &Rc<Stream>) -> Action {
+    fn forward_unread(&self, stream: &InStream) -> Action {
         let outcome = {
-            let subset = stream.routing_headers.subset();
+            let subset = stream.routing_headers.subset(stream);
             self.runtime.router_mut().plain(subset.as_ref())
         };
         let plan = outcome.map(|(dispatch, assignment)| Plan::Forward(dispatch, assignment));
@@ -123,7 +123,7 @@ impl StreamContext {
     }
 
     /// Prepares for a body. A request whose declared length is over the limit is refused at once.
-    fn expect_body(&self, stream: &Rc<Stream>) -> Action {
+    fn expect_body(&self, stream: &InStream) -> Action {
         let headers = stream.headers();
         let length =
             find(&headers, "content-length").and_then(|length| std::str::from_utf8(length).ok());
@@ -137,7 +137,7 @@ impl StreamContext {
     }
 
     /// Whether a body of `bytes` is longer than allowed: such a request is refused here.
-    fn is_too_long(&self, stream: &Stream, bytes: usize) -> bool {
+    fn is_too_long(&self, stream: &InStream, bytes: usize) -> bool {
         let allowed_bytes = self.pools.config.limits.body_bytes;
         if bytes > allowed_bytes {
             self.pools.vm.receiving.end(stream.id());
@@ -147,7 +147,7 @@ impl StreamContext {
     }
 
     /// Sets the content type of a gRPC request to JSON: otherwise the proxy would send its own errors as successes.
-    fn speak_json(&self, stream: &Stream) {
+    fn speak_json(&self, stream: &InStream) {
         let (name, json) = headers::CONTENT_TYPE;
         let headers = stream.headers();
         let said = find(&headers, name).unwrap_or_default();
@@ -159,7 +159,7 @@ impl StreamContext {
     }
 
     /// Routes a request whose body is complete.
-    fn route(&self, stream: &Rc<Stream>) -> Action {
+    fn route(&self, stream: &InStream) -> Action {
         self.pools.vm.receiving.end(stream.id());
         let now = self.runtime.tell_time();
         self.pools.vm.refresh(&self.pools.config.sharing, now);
@@ -171,7 +171,7 @@ impl StreamContext {
     }
 
     /// Routes a request whose body is encoded.
-    fn plan_encoded(&self, stream: &Rc<Stream>) -> Next {
+    fn plan_encoded(&self, stream: &InStream) -> Next {
         let body = match planning::read_body(&self.runtime, stream) {
             Ok(body) => body,
             Err(error) => return planning::unreadable(&self.runtime, stream, &error),
@@ -179,7 +179,7 @@ impl StreamContext {
         let outcome = {
             let mut router = self.runtime.router_mut();
             router.advance(self.runtime.now());
-            let subset = stream.routing_headers.subset();
+            let subset = stream.routing_headers.subset(stream);
             router.plan_encoded(&body, subset.as_ref())
         };
         planning::carry_out(&self.runtime, stream, outcome, body)
@@ -208,8 +208,14 @@ impl StreamContext {
         Action::Pause
     }
 
+    /// The stream, in one of its callbacks.
+    fn stream(&self) -> Option<InStream> {
+        self.stream.as_ref().map(InStream::of_callback)
+    }
+
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
+            let stream = InStream::of_callback(&stream);
             response::settle(&self.runtime, &stream);
             ending::settle(&self.runtime, &stream);
             planning::call_waiting(&self.runtime);
@@ -264,11 +270,11 @@ impl HttpContext for StreamContext {
             }
         };
         self.stream = Some(Rc::clone(&stream));
-        self.begin(&stream, head, !end_of_stream)
+        self.begin(&InStream::of_callback(&stream), head, !end_of_stream)
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        let Some(stream) = self.stream.clone() else {
+        let Some(stream) = self.stream() else {
             return self.receive_body(size, end_of_stream);
         };
         match stream.stage() {
@@ -299,7 +305,7 @@ impl HttpContext for StreamContext {
 
     /// A request with trailers ends here: its body callbacks never report the end of the stream.
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        let Some(stream) = self.stream.clone() else {
+        let Some(stream) = self.stream() else {
             return self.receive_body(0, true);
         };
         stream.session().has_trailers = true;
@@ -311,25 +317,25 @@ impl HttpContext for StreamContext {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        match &self.stream {
-            Some(stream) => self.reading.headers(&self.runtime, stream, end_of_stream),
+        match self.stream() {
+            Some(stream) => self.reading.headers(&self.runtime, &stream, end_of_stream),
             None => Action::Continue,
         }
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        match &self.stream {
+        match self.stream() {
             Some(stream) => self
                 .reading
-                .body(&self.runtime, stream, size, end_of_stream),
+                .body(&self.runtime, &stream, size, end_of_stream),
             None => Action::Continue,
         }
     }
 
     /// A response with trailers ends here: its body callbacks never report the end of the stream.
     fn on_http_response_trailers(&mut self, _count: usize) -> Action {
-        match &self.stream {
-            Some(stream) => self.reading.trailers(&self.runtime, stream),
+        match self.stream() {
+            Some(stream) => self.reading.trailers(&self.runtime, &stream),
             None => Action::Continue,
         }
     }

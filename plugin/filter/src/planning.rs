@@ -9,7 +9,7 @@ use routing::route::{Explain, Plan, PlanInput, QueueTicket, Refusal, Router};
 use routing::session::Stage;
 
 use crate::host::{self, HostError, Map};
-use crate::vm::{Job, PoolRuntime, RootTask, Stream, Waits};
+use crate::vm::{InStream, Job, PoolRuntime, RootTask, Waits};
 
 /// Whether a request goes on, or stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub enum EffectiveContext {
     Changed,
 }
 
-/// Plans a request whose body is complete at the time of [`PoolRuntime::now`], and carries out the plan. The stream's context must be the effective one.
-pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generation) -> Next {
+/// Plans a request whose body is complete at the time of [`PoolRuntime::now`], and carries out the plan.
+pub fn plan(runtime: &Rc<PoolRuntime>, stream: &InStream, generation: Generation) -> Next {
     let body = read_body(runtime, stream).and_then(|body| renamed(runtime, stream, body));
     let body = match body {
         Ok(body) => body,
@@ -38,7 +38,7 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
     };
     let outcome = {
         let routing_headers = &stream.routing_headers;
-        let subset = routing_headers.subset();
+        let subset = routing_headers.subset(stream);
         let input = PlanInput {
             headers: &routing_headers.overrides,
             now: runtime.now(),
@@ -62,7 +62,7 @@ pub fn plan(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, generation: Generati
 ///
 /// # Errors
 /// If the proxy does not return the body that it has received.
-pub fn read_body(runtime: &PoolRuntime, stream: &Stream) -> Result<Vec<u8>, HostError> {
+pub fn read_body(runtime: &PoolRuntime, stream: &InStream) -> Result<Vec<u8>, HostError> {
     let received = stream.bodies().received_bytes();
     match runtime.vm.copy_body() {
         // A request without a body has no buffer.
@@ -72,7 +72,7 @@ pub fn read_body(runtime: &PoolRuntime, stream: &Stream) -> Result<Vec<u8>, Host
 }
 
 /// Refuses a request whose body the proxy does not return, or does not take back.
-pub fn unreadable(runtime: &PoolRuntime, stream: &Stream, error: &HostError) -> Next {
+pub fn unreadable(runtime: &PoolRuntime, stream: &InStream, error: &HostError) -> Next {
     log::error!(
         "[{}] its body could not be read or written: {error}",
         stream.ids()
@@ -82,12 +82,7 @@ pub fn unreadable(runtime: &PoolRuntime, stream: &Stream, error: &HostError) -> 
 }
 
 /// Queues a request with its body, which is not copied or read again before the request's turn.
-fn wait(
-    runtime: &Rc<PoolRuntime>,
-    stream: &Rc<Stream>,
-    ticket: QueueTicket,
-    body: Vec<u8>,
-) -> Next {
+fn wait(runtime: &Rc<PoolRuntime>, stream: &InStream, ticket: QueueTicket, body: Vec<u8>) -> Next {
     let waiter = ticket.waiter;
     match ticket.with_body(body) {
         Some(queued) => runtime.wait(queued, stream),
@@ -99,7 +94,7 @@ fn wait(
     Next::Stays
 }
 
-fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
+fn explained(router: &mut Router, stream: &InStream, wanted: Explain) {
     if let Some(explanation) = router.take_explanation() {
         log::debug!("[{}] {explanation}", stream.ids());
         let is_asked = wanted == Explain::ForCaller;
@@ -108,7 +103,7 @@ fn explained(router: &mut Router, stream: &Stream, wanted: Explain) {
 }
 
 /// The body with the model's name as workers know it.
-fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
+fn renamed(runtime: &PoolRuntime, stream: &InStream, body: Vec<u8>) -> Result<Vec<u8>, HostError> {
     let renamed = {
         let routing_headers = &stream.routing_headers;
         let mut router = runtime.router_mut();
@@ -130,7 +125,7 @@ fn renamed(runtime: &PoolRuntime, stream: &Stream, body: Vec<u8>) -> Result<Vec<
 /// Carries out a plan.
 pub fn carry_out(
     runtime: &Rc<PoolRuntime>,
-    stream: &Rc<Stream>,
+    stream: &InStream,
     outcome: Result<Plan, Refusal>,
     body: Vec<u8>,
 ) -> Next {
@@ -217,7 +212,8 @@ enum Outcome {
 
 fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
     let waits = runtime.waiting().remove(&waiter);
-    let Some(mut waits) = waits.filter(|waits| waits.stream.enter()) else {
+    let entered = waits.and_then(|waits| Some((InStream::enter(&waits.stream)?, waits)));
+    let Some((stream, mut waits)) = entered else {
         runtime.router_mut().gives_up(waiter);
         return Outcome::Decided;
     };
@@ -225,7 +221,7 @@ fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
         let explain = waits.stream.routing_headers.explain();
         let mut router = waits.runtime.router_mut();
         let outcome = router.plan_queued(&mut waits.queued, waits.runtime.tell_time(), explain);
-        explained(&mut router, &waits.stream, explain);
+        explained(&mut router, &stream, explain);
         outcome
     };
     let Some(outcome) = outcome else {
@@ -233,10 +229,10 @@ fn try_again(runtime: &Rc<PoolRuntime>, waiter: Waiter) -> Outcome {
         return Outcome::Waits;
     };
     let Waits {
-        stream,
         queued,
         since,
         runtime,
+        ..
     } = waits;
     runtime.has_waited(since);
     if carry_out(&runtime, &stream, outcome, queued.into_body()) == Next::GoesOn
@@ -261,9 +257,9 @@ pub fn refuse_late(runtime: &Rc<PoolRuntime>) {
         }) = waiting
         {
             runtime.has_waited(since);
-            if !stream.enter() {
+            let Some(stream) = InStream::enter(&stream) else {
                 continue;
-            }
+            };
             log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(&runtime, &refusal);
         }

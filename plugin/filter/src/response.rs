@@ -15,7 +15,7 @@ use routing::session::{
 use crate::host::{self, Buffer, Headers, Map};
 use crate::legs::{cleanup, marks, recovery};
 use crate::planning::{self, EffectiveContext};
-use crate::vm::{PoolRuntime, Stream};
+use crate::vm::{InStream, PoolRuntime};
 
 /// State of one response's callbacks.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub struct Reading {
 
 impl Reading {
     /// Handles the response's headers.
-    pub fn headers(&mut self, runtime: &PoolRuntime, stream: &Rc<Stream>, end: bool) -> Action {
+    pub fn headers(&mut self, runtime: &PoolRuntime, stream: &InStream, end: bool) -> Action {
         match stream.stage() {
             Stage::Forwarded => {}
             // A late answer of a worker that is being replaced.
@@ -52,7 +52,7 @@ impl Reading {
     fn error(
         &mut self,
         runtime: &PoolRuntime,
-        stream: &Rc<Stream>,
+        stream: &InStream,
         status: &[u8],
         end: bool,
     ) -> Action {
@@ -77,7 +77,7 @@ impl Reading {
     }
 
     /// The proxy reached no worker: the error gets the shape of the filter's other errors.
-    fn nobody_reached(&mut self, runtime: &PoolRuntime, stream: &Stream) {
+    fn nobody_reached(&mut self, runtime: &PoolRuntime, stream: &InStream) {
         let what = match runtime.router().pool().rules().reaches_workers {
             false => "frontend",
             true => "decode worker",
@@ -107,7 +107,7 @@ impl Reading {
     pub fn body(
         &mut self,
         runtime: &Rc<PoolRuntime>,
-        stream: &Rc<Stream>,
+        stream: &InStream,
         size: usize,
         end: bool,
     ) -> Action {
@@ -152,14 +152,14 @@ impl Reading {
     }
 
     /// Handles trailers, which end the answer in place of a last piece of its body.
-    pub fn trailers(&mut self, runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>) -> Action {
+    pub fn trailers(&mut self, runtime: &Rc<PoolRuntime>, stream: &InStream) -> Action {
         // The held part of the body is still in the proxy's buffer.
         let held = stream.session().response.held_bytes();
         self.body(runtime, stream, held, true)
     }
 }
 
-fn success(runtime: &PoolRuntime, stream: &Rc<Stream>, received: &Headers) -> Action {
+fn success(runtime: &PoolRuntime, stream: &InStream, received: &Headers) -> Action {
     marks::mark(runtime, stream);
     let mut session = stream.session();
     let head = SuccessHead {
@@ -180,7 +180,7 @@ fn success(runtime: &PoolRuntime, stream: &Rc<Stream>, received: &Headers) -> Ac
 /// Records a worker's error; the failure, if another worker is to be asked.
 fn answered_with_error(
     runtime: &PoolRuntime,
-    stream: &Rc<Stream>,
+    stream: &InStream,
     status: u16,
 ) -> Option<(Failure, LegEnd)> {
     marks::mark(runtime, stream);
@@ -195,7 +195,11 @@ fn answered_with_error(
 }
 
 /// Records that no worker answered; the failure, if another worker is to be asked.
-fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<(Failure, LegEnd)> {
+fn unanswered(
+    runtime: &PoolRuntime,
+    stream: &InStream,
+    details: &[u8],
+) -> Option<(Failure, LegEnd)> {
     let last = marks::last_tried();
     let outcome = stream
         .session()
@@ -204,7 +208,7 @@ fn unanswered(runtime: &PoolRuntime, stream: &Stream, details: &[u8]) -> Option<
 }
 
 /// Whether a piece passes unread: the answer is not read at all, or the rest of it needs no reading.
-fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
+fn passes_unread(runtime: &PoolRuntime, stream: &InStream) -> bool {
     let session = &mut *stream.session();
     let response = &mut session.response;
     let is_counted = runtime.pool.output.accounting;
@@ -218,7 +222,7 @@ fn passes_unread(runtime: &PoolRuntime, stream: &Stream) -> bool {
 }
 
 /// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
-fn read(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, piece: Piece<'_>) {
+fn read(runtime: &Rc<PoolRuntime>, stream: &InStream, piece: Piece<'_>) {
     let mut session = stream.session();
     let is_first_token = session.response.read(piece);
     let tokens = session.response.tokens();
@@ -232,12 +236,12 @@ fn read(runtime: &Rc<PoolRuntime>, stream: &Rc<Stream>, piece: Piece<'_>) {
     drop(session);
     runtime.metrics.first_token(now.saturating_sub(stream.came));
     if planning::call_waiting(runtime) == EffectiveContext::Changed {
-        stream.enter();
+        InStream::enter(stream);
     }
 }
 
 /// Carries out what follows from a part of the answer.
-fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: AnswerStep) -> Action {
+fn carry_out(runtime: &PoolRuntime, stream: &InStream, step: AnswerStep) -> Action {
     match step {
         AnswerStep::Hold => Action::Pause,
         AnswerStep::Pass(Passed { is_first, body }) => {
@@ -262,9 +266,8 @@ fn carry_out(runtime: &PoolRuntime, stream: &Rc<Stream>, step: AnswerStep) -> Ac
 }
 
 /// Judges the worker by the ended answer. A worker that breaks its answer off is known here at the earliest: by then the proxy
-/// has reset the stream, or answered 503 `broken_off` where the client had read nothing. The stream's context must be the
-/// effective one.
-pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
+/// has reset the stream, or answered 503 `broken_off` where the client had read nothing.
+pub fn settle(runtime: &PoolRuntime, stream: &InStream) {
     let came = match stream.stage() {
         Stage::Forwarded => {
             let is_open = stream.session().response.is_open();
@@ -287,7 +290,7 @@ pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
 }
 
 /// Whether the stream has ended because its worker broke the answer off; counted if so.
-fn is_broken_off(runtime: &PoolRuntime, stream: &Stream) -> bool {
+fn is_broken_off(runtime: &PoolRuntime, stream: &InStream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
     let is_so = details.starts_with(b"upstream_reset_after_response_started");
     if is_so {

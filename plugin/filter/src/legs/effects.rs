@@ -7,7 +7,7 @@ use routing::session::{CallAnswer, Effect, Means, Note, Reply, Session};
 
 use super::{calls, cleanup, marks, prefill, recovery};
 use crate::telemetry::CalledLeg;
-use crate::vm::{Job, PoolRuntime, Stream};
+use crate::vm::{InStream, Job, PoolRuntime, Stream};
 
 /// Takes a step of a request's session, and carries out what follows. Called on the root.
 pub fn step(
@@ -57,12 +57,12 @@ pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
 
 /// Carries out an effect on the stream, unless the stream is gone.
 fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
-    if !client.enter() {
+    let Some(client) = InStream::enter(client) else {
         return;
-    }
+    };
     match effect {
         Effect::Forward(dispatch) => client.go_on(runtime, &dispatch),
-        Effect::Deliver(reply) => deliver(runtime, client, reply),
+        Effect::Deliver(reply) => deliver(runtime, &client, reply),
         Effect::AnswerTerminal(terminal) => {
             let kind = terminal.content_type.as_bytes().to_vec();
             let headers = [(b"content-type".to_vec(), kind)];
@@ -79,7 +79,7 @@ fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
 }
 
 /// Delivers a reply, with the names of the workers if they are configured.
-fn deliver(runtime: &PoolRuntime, client: &Stream, reply: Reply) {
+fn deliver(runtime: &PoolRuntime, client: &InStream, reply: Reply) {
     let Reply {
         status,
         mut headers,

@@ -1,5 +1,7 @@
 //! Owns the end of a stream: its bookings are released, and what its workers hold for it is cleaned up.
 
+use std::rc::Rc;
+
 use routing::session::Stage;
 
 use super::{cleanup, effects};
@@ -8,7 +10,7 @@ use crate::vm::{PoolRuntime, Stream};
 
 /// Ends the stream: the client has left, or was answered. Frees what the stream holds, and cleans up what its workers hold
 /// for it. Called in the stream's own context.
-pub fn settle(runtime: &PoolRuntime, stream: &Stream) {
+pub fn settle(runtime: &PoolRuntime, stream: &Rc<Stream>) {
     let stage = stream.session().end();
     runtime.vm.receiving.end(stream.id());
     let handed = stream.session().handed.take();

@@ -6,10 +6,10 @@ use routing::route::Assignment;
 
 use crate::headers;
 use crate::host::{self, Header, Map};
-use crate::vm::{PoolRuntime, Stream};
+use crate::vm::{InStream, PoolRuntime};
 
 /// Adds headers for people to a worker's answer, and notes which worker gave it.
-pub fn mark(runtime: &PoolRuntime, stream: &Stream) {
+pub fn mark(runtime: &PoolRuntime, stream: &InStream) {
     let explanation = stream.session().explanation.take();
     if let Some(explanation) = explanation {
         // For people only, as the names are: a response without the header is still a response.
@@ -59,14 +59,14 @@ pub fn last_tried() -> Option<SocketAddr> {
     std::str::from_utf8(&address).ok()?.parse().ok()
 }
 
-/// Notes which destinations have been tried so far. The stream's context must be the effective one.
-pub fn note_tried(stream: &Stream) {
+/// Notes which destinations have been tried so far.
+pub fn note_tried(stream: &InStream) {
     let last = last_tried();
     stream.session().tried.reached(last);
 }
 
 /// Notes the destination that answered. Those before it in the list took no connection.
-fn note_server(runtime: &PoolRuntime, stream: &Stream, address: SocketAddr) {
+fn note_server(runtime: &PoolRuntime, stream: &InStream, address: SocketAddr) {
     let refused = stream
         .session()
         .answered_by(&mut runtime.router_mut(), address);

@@ -9,12 +9,12 @@ use super::calls::{self, not_made};
 use super::effects;
 use crate::headers;
 use crate::host;
-use crate::vm::{Call, Job, PoolRuntime};
+use crate::vm::{Call, InStream, Job, PoolRuntime};
 
 /// Calls the job's prefill worker, unless the client has left. Called on the root.
 pub fn start(runtime: &PoolRuntime, job: Job) {
     let is_due = job.client.session().needs_prefill();
-    if !is_due || !job.client.enter() {
+    if !is_due || InStream::enter(&job.client).is_none() {
         return;
     }
     job.client.session().prefill_called();

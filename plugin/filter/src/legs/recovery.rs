@@ -10,13 +10,13 @@ use routing::session::{Due, Failure, LegEnd, Stage};
 
 use super::calls::{self, ClientRequest};
 use super::{effects, marks, prefill};
-use crate::vm::{Call, DecodeCall, PoolRuntime, RootTask, Stream};
+use crate::vm::{Call, DecodeCall, InStream, PoolRuntime, RootTask, Stream};
 
 /// Timeout of an answer in one piece, if the dispatch has none.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Hands a failed leg to the root, and holds everything back meanwhile. Called from the stream's own callback.
-pub fn begin(runtime: &PoolRuntime, client: &Rc<Stream>, failure: Failure, end: LegEnd) {
+/// Hands a failed leg to the root, and holds everything back meanwhile.
+pub fn begin(runtime: &PoolRuntime, client: &InStream, failure: Failure, end: LegEnd) {
     client.set_stage(Stage::Recovering);
     let task = RootTask::Recover(Rc::clone(client), failure, end);
     let submitted = runtime.calls.borrow_mut().submit(task);
@@ -79,9 +79,9 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'
 /// Acts on what is due for open streams: late workers, and pending resets. Called in each round.
 pub fn see_to_due(runtime: &PoolRuntime) {
     for (client, due) in runtime.due() {
-        if !client.enter() {
+        let Some(client) = InStream::enter(&client) else {
             continue;
-        }
+        };
         match due {
             Due::NothingCame => {
                 marks::note_tried(&client);
@@ -120,7 +120,7 @@ pub fn see_to_left(runtime: &PoolRuntime) {
         return;
     }
     for client in runtime.waiting_for(&left) {
-        if client.may_recover() && client.enter() {
+        if client.may_recover() && InStream::enter(&client).is_some() {
             let end = client.leg_ended(runtime, Came::Left);
             recover(runtime, &client, Failure::Left, end);
         }

@@ -2,6 +2,7 @@
 //! all of it here.
 
 mod clock;
+mod in_stream;
 mod leadership;
 mod pool_runtime;
 mod pools;
@@ -13,6 +14,7 @@ mod tasks;
 mod thread_sync;
 mod uploads;
 
+pub use in_stream::InStream;
 pub use pool_runtime::{PoolRuntime, Waits};
 pub use pools::Pools;
 pub use refusals::Refused;

@@ -5,6 +5,7 @@ use routing::selection::eligibility::Subset;
 
 use crate::headers;
 use crate::host::{self, Header};
+use crate::vm::InStream;
 
 /// Properties with the subset hint of the endpoint picker protocol: in the stream's metadata, else in its route's.
 const SUBSET_HINTS: [&[&str]; 2] = [
@@ -41,9 +42,8 @@ impl RoutingHeaders {
         found.map(|(_, value)| value.as_slice())
     }
 
-    /// The endpoints that the gateway in front allows: by metadata, which no client can write, else by a header. The stream's
-    /// context must be the effective one.
-    pub fn subset(&self) -> Option<Subset> {
+    /// The endpoints that the gateway in front allows: by metadata, which no client can write, else by a header.
+    pub fn subset(&self, _in: &InStream) -> Option<Subset> {
         let mut hints = SUBSET_HINTS.iter().copied();
         if let Some(hint) = hints.find_map(host::property) {
             return Some(Subset::of_metadata(&hint));

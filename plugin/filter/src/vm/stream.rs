@@ -5,25 +5,22 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use proxy_wasm::types::Action;
 use routing::ids::Ids;
 use routing::outcome::Came;
-use routing::route::{Dispatch, Refusal};
-use routing::session::{
-    Bodies, CleanupRequest, CompleteAnswer, LegEnd, NewBody, ReplayBuffer, Session, Stage, Takeover,
-};
+use routing::route::Dispatch;
+use routing::session::{Bodies, CleanupRequest, LegEnd, ReplayBuffer, Session, Stage, Takeover};
 
-use super::PoolRuntime;
 use super::RoutingHeaders;
+use super::{InStream, PoolRuntime};
 use crate::headers;
-use crate::host::{self, Buffer, Header, HostError, Map};
+use crate::host::Header;
 
 /// A request, shared between its context and the root that makes its calls.
 pub struct Stream {
     id: u32,
     ids: Ids,
     /// Whether the client sent the body's length: then the new length must be sent too.
-    declared_length: bool,
+    pub declared_length: bool,
     /// Headers that matter to the router.
     pub routing_headers: RoutingHeaders,
     /// When the request came.
@@ -116,101 +113,6 @@ impl Stream {
         self.session().tried.all().len()
     }
 
-    /// Makes this stream's context the effective one; false if the stream is gone.
-    pub fn enter(&self) -> bool {
-        host::enter_context(self.id).is_ok()
-    }
-
-    /// Forwards a request that waited for its prefill. The stream's context must be the effective one.
-    pub fn go_on(self: &Rc<Self>, runtime: &PoolRuntime, dispatch: &Dispatch) {
-        let kept = self.bodies().replay.take();
-        let body = match kept {
-            Some(replay) => Ok(replay.body),
-            None => runtime.vm.copy_body(),
-        };
-        let forwarded = body
-            .and_then(|body| self.forward(runtime, dispatch, body))
-            .and_then(|()| host::resume_request());
-        if let Err(error) = forwarded {
-            log::error!("[{}] decode could not be dispatched: {error}", self.ids());
-            self.refuse(runtime, &Refusal::Internal);
-        }
-    }
-
-    /// Sends the client an answer.
-    pub fn answer(&self, status: u32, kept: &[Header], body: &[u8]) {
-        let class = usize::try_from(status / 100).unwrap_or_default();
-        let explanation = {
-            let mut session = self.session();
-            session.stage = Stage::Answered;
-            session.response.set_status_class(class);
-            session.explanation.take()
-        };
-        let mut sent: Vec<(&str, &[u8])> = kept
-            .iter()
-            .filter_map(|(name, value)| Some((std::str::from_utf8(name).ok()?, value.as_slice())))
-            .collect();
-        let explanation = explanation.as_ref();
-        sent.extend(explanation.map(|json| (headers::EXPLAIN, json.as_bytes())));
-        if let Err(error) = host::respond(status, &sent, body) {
-            log::error!(
-                "[{}] the answer {status} could not be sent: {error}",
-                self.ids()
-            );
-        }
-    }
-
-    /// Answers a request with a refusal. The stream's context must be the effective one.
-    pub fn refuse(&self, runtime: &PoolRuntime, refusal: &Refusal) {
-        runtime.note_refusal(self.ids(), refusal);
-        let retry_after = refusal.retry_after_s().map(|seconds| seconds.to_string());
-        let mut sent = vec![(b"content-type".to_vec(), b"application/json".to_vec())];
-        sent.extend(retry_after.map(|seconds| (b"retry-after".to_vec(), seconds.into_bytes())));
-        let dropped = refusal.dropped_reason();
-        sent.extend(dropped.map(|why| (headers::DROPPED.as_bytes().to_vec(), why.into())));
-        self.answer(refusal.status(), &sent, refusal.to_json().as_bytes());
-        self.session().assignment.release();
-    }
-
-    /// Writes a dispatch into the request, which may then go on. The body is kept if the request may have to be routed again.
-    pub fn forward(
-        self: &Rc<Self>,
-        runtime: &PoolRuntime,
-        dispatch: &Dispatch,
-        body: Vec<u8>,
-    ) -> Result<(), HostError> {
-        for (name, value) in destination_headers(dispatch) {
-            host::set_header(Map::Request, name, value.as_bytes())?;
-        }
-        for (name, value) in &dispatch.headers {
-            host::set_header(Map::Request, name, value.as_bytes())?;
-        }
-        if let Some(edits) = &dispatch.edits {
-            self.set_body(&edits.apply(&body))?;
-        }
-        self.session().dispatched(dispatch, runtime.now());
-        self.bodies().received = None;
-        self.keep_replay_buffer(runtime, body);
-        let is_watched = self.session().is_watched();
-        if is_watched {
-            runtime.watch_over(self);
-        }
-        Ok(())
-    }
-
-    /// Replaces the request's body. The stream's context must be the effective one.
-    pub fn set_body(&self, body: &[u8]) -> Result<(), HostError> {
-        host::set_buffer(Buffer::Request, body)?;
-        // The proxy never mends the length, and a wrong one makes the rest of the body another request. A request with trailers
-        // has no length, unless the client sent one.
-        let has_trailers = self.session().has_trailers;
-        if self.declared_length || !has_trailers {
-            let length = body.len().to_string();
-            host::set_header(Map::Request, "content-length", length.as_bytes())?;
-        }
-        Ok(())
-    }
-
     /// Keeps the body if the request may have to be routed again, and the budget allows. Both legs are made from what is kept, so
     /// that the body is read from the proxy once.
     pub fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
@@ -225,84 +127,6 @@ impl Stream {
     pub fn answer_begins(&self, runtime: &PoolRuntime) {
         self.bodies().answer_begins();
         self.session().answer_begins(&mut runtime.router_mut());
-    }
-
-    /// Passes the part of the answer that is held back, up to its end: the concurrent prefill was good. Only an edited answer is
-    /// read. The stream's context must be the effective one.
-    pub fn release_held(&self, runtime: &PoolRuntime) {
-        self.answer_begins(runtime);
-        let is_edited = self.session().response.is_edited();
-        let held = match is_edited {
-            true => host::buffer(Buffer::Response).unwrap_or_else(|error| {
-                log::error!("[{}] the answer could not be read: {error}", self.ids());
-                Vec::new()
-            }),
-            false => Vec::new(),
-        };
-        let body = self.session().response.release(&held);
-        self.write(runtime, body);
-        self.resume_response();
-    }
-
-    /// Writes a part of the answer as the client gets it. The stream's context must be the effective one.
-    pub fn write(&self, runtime: &PoolRuntime, body: NewBody) -> Action {
-        let written = match body {
-            NewBody::AsItCame => Ok(()),
-            NewBody::Events(events) => host::set_buffer(Buffer::Response, &events),
-            NewBody::Document(document) => write_document(&document),
-            NewBody::Error { event, reason } => {
-                let written = host::set_buffer(Buffer::Response, &event);
-                if written.is_err() {
-                    self.break_off(runtime, reason);
-                    return Action::Pause;
-                }
-                written
-            }
-        };
-        if let Err(error) = written {
-            log::error!("[{}] the answer could not be edited: {error}", self.ids());
-        }
-        Action::Continue
-    }
-
-    /// Resumes an answer that was held back. The stream's context must be the effective one.
-    pub fn resume_response(&self) {
-        if let Err(error) = host::resume_response() {
-            log::error!("[{}] the answer could not go on: {error}", self.ids());
-        }
-    }
-
-    /// Breaks off an answer that has begun, so that the client sees that it is incomplete. The stream's context must be the
-    /// effective one.
-    pub fn break_off(&self, runtime: &PoolRuntime, reason: &'static str) {
-        runtime.telemetry.reset(reason);
-        self.set_stage(Stage::Answered);
-        if let Err(error) = host::reset_response() {
-            log::error!(
-                "[{}] the answer could not be broken off: {error}",
-                self.ids()
-            );
-        }
-    }
-
-    /// Sends the client the complete answer of a worker's, edited as a forwarded answer would have been. The stream's context
-    /// must be the effective one.
-    pub fn answer_complete(
-        &self,
-        runtime: &PoolRuntime,
-        status: u16,
-        headers: &[Header],
-        body: &[u8],
-    ) {
-        let complete = CompleteAnswer { headers, body };
-        if status < 300 {
-            self.session().response.count(&complete.read());
-            let took = runtime.vm.now().saturating_sub(self.came);
-            runtime.metrics.first_token(took);
-        }
-        let body = self.session().response.edit_reply(body, complete.form());
-        self.answer(u32::from(status), headers, &body);
-        self.session().assignment.release();
     }
 
     /// Copies the request for the clean-up leg, while its client is still being served: more was computed than the client needs.
@@ -320,8 +144,8 @@ impl Stream {
     }
 
     /// Keeps the request for the clean-up leg, if the budget allows. Enters the stream's context.
-    pub fn leave_cleanup_request(&self, runtime: &PoolRuntime) {
-        self.enter();
+    pub fn leave_cleanup_request(self: &Rc<Self>, runtime: &PoolRuntime) {
+        InStream::enter(self);
         let replay = self.bodies().replay.take();
         let body = match replay {
             Some(replay) => Ok(replay.body),
@@ -340,12 +164,6 @@ impl Stream {
             });
         }
     }
-}
-
-fn write_document(document: &[u8]) -> Result<(), HostError> {
-    host::set_buffer(Buffer::Response, document)?;
-    let length = document.len().to_string();
-    host::set_header(Map::Response, "content-length", length.as_bytes())
 }
 
 /// The headers that say where a leg goes: in order, with one retry for each destination after the first. One more would go to the

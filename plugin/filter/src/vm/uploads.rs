@@ -9,8 +9,8 @@ use hashbrown::HashMap;
 use routing::route::Refusal;
 use routing::uploads::{UploadProgress, Uploads};
 
-use super::PoolRuntime;
 use super::Stream;
+use super::{InStream, PoolRuntime};
 
 /// The requests whose bodies are being received.
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl Receiving {
     pub fn hold(
         &self,
         runtime: &PoolRuntime,
-        stream: &Stream,
+        stream: &Rc<Stream>,
         bytes: usize,
         progress: UploadProgress,
     ) -> bool {
@@ -64,7 +64,7 @@ impl Receiving {
     fn make_way(
         &self,
         runtime: &PoolRuntime,
-        stream: &Stream,
+        stream: &Rc<Stream>,
         bytes: usize,
         progress: UploadProgress,
     ) -> Option<()> {
@@ -77,7 +77,7 @@ impl Receiving {
         for other in ways {
             self.refuse(other, &Refusal::Busy);
         }
-        stream.enter().then_some(())
+        InStream::enter(stream).map(|_| ())
     }
 
     /// Refuses the requests of a pool runtime whose bodies are late. Called in each round, after the pool runtime has read the
@@ -102,7 +102,7 @@ impl Receiving {
             return;
         };
         stream.bodies().received = None;
-        if stream.enter() {
+        if let Some(stream) = InStream::enter(&stream) {
             log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(&runtime, refusal);
         }
