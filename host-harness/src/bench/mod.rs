@@ -69,7 +69,7 @@ pub struct Args {
     /// Leave other routers out.
     #[arg(long)]
     no_peers: bool,
-    /// Prompts after which memory is judged; 0: not measured [default: 100000; 5000 with --quick].
+    /// Prompts sent for memory, and half as many again to pd-router; 0: not measured [default: 100000; 5000 with --quick].
     #[arg(long, value_name = "N")]
     memory_prompts: Option<u64>,
     /// The trace that is played to measure how well contenders route.
@@ -109,7 +109,7 @@ fn speedup(text: &str) -> Result<f64, &'static str> {
     }
 }
 
-/// Prompts after which memory is judged: as many as a target names; with --quick, enough to see that all is in order.
+/// Prompts that are sent for memory: as many as the report's mark; with --quick, enough to see that all is in order.
 const MEMORY_PROMPTS: u64 = 100_000;
 const QUICK_MEMORY_PROMPTS: u64 = 5000;
 const ROUNDS: u16 = 5;
@@ -174,7 +174,7 @@ pub enum BenchError {
     Interrupted,
 }
 
-/// Measures, writes the report, and prints the findings.
+/// Measures, writes the report, and prints where it is.
 ///
 /// # Errors
 /// When a prerequisite is missing, or the report cannot be written.
@@ -224,7 +224,7 @@ fn bar() -> ProgressBar {
 }
 
 fn for_people(results: &Results, args: &Args) -> String {
-    let mut text = format!("\n{}\n", report::for_people(results));
+    let mut text = String::new();
     for why in &results.absent {
         text += &format!("not measured: {why}\n");
     }

@@ -6,7 +6,7 @@ use super::select::unique;
 use crate::bench::results::Results;
 use crate::plot::tint;
 
-/// The names that findings use.
+/// The names that the report treats in a way of their own.
 pub mod name {
     /// The Wasm filter that does nothing.
     pub const EMPTY: &str = "envoy+empty";
@@ -20,14 +20,6 @@ pub mod name {
     pub const DIRECT: &str = "pd-router direct";
     /// pd-router with NIXL's hand-off.
     pub const NIXL: &str = "pd-router nixl";
-    /// pd-router in direct mode, without reading answers.
-    pub const UNACCOUNTED: &str = "pd-router direct, no accounting";
-    /// Envoy in front of smg with NIXL's hand-off.
-    pub const SMG_NIXL: &str = "envoy+smg nixl";
-    /// Envoy in front of smg with SGLang's hand-off.
-    pub const SMG_SGLANG: &str = "envoy+smg sglang";
-    /// Envoy in front of vllm-router.
-    pub const VLLM: &str = "envoy+vllm-router";
 }
 
 /// Meaning of each name.
@@ -67,7 +59,7 @@ const MEANINGS: [(&str, &str); 20] = [
         "pd-router with NIXL's hand-off, in the project's own wasmtime host",
     ),
     (
-        name::UNACCOUNTED,
+        "pd-router direct, no accounting",
         "direct mode, the answer's tokens not counted",
     ),
     (
@@ -82,9 +74,9 @@ const MEANINGS: [(&str, &str); 20] = [
     ("smg nixl", "smg alone, vLLM's hand-off"),
     ("vllm-router", "vLLM's router alone, vLLM's hand-off"),
     ("envoy+sglang-router", "SGLang's router behind Envoy"),
-    (name::SMG_SGLANG, "smg behind Envoy, SGLang's hand-off"),
-    (name::SMG_NIXL, "smg behind Envoy, vLLM's hand-off"),
-    (name::VLLM, "vLLM's router behind Envoy"),
+    ("envoy+smg sglang", "smg behind Envoy, SGLang's hand-off"),
+    ("envoy+smg nixl", "smg behind Envoy, vLLM's hand-off"),
+    ("envoy+vllm-router", "vLLM's router behind Envoy"),
 ];
 
 /// Meaning of a name, if known.

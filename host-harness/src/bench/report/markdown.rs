@@ -1,7 +1,6 @@
 //! Owns the tables of docs/benchmarks.md, in Markdown.
 
 use super::contenders::name::{BUFFER, DIRECT, NIXL, PARSE, PARSE_TWICE};
-use super::findings::{Finding, Verdict};
 use super::numbers::thousands;
 use super::select::{by_all_but, by_load, is_usual, unique};
 use super::tables::{BRIEF, Table, of_bodies, of_load, of_memory, of_trace};
@@ -11,8 +10,8 @@ use crate::bench::results::{LoopKind, Results};
 const BY_BODY: [&str; 5] = [BUFFER, PARSE, PARSE_TWICE, DIRECT, NIXL];
 
 /// The complete document.
-pub fn document(results: &Results, findings: &[Finding]) -> String {
-    let mut parts = vec![measured_on(results), in_table(findings)];
+pub fn document(results: &Results) -> String {
+    let mut parts = vec![measured_on(results)];
     parts.extend(tables(results).iter().map(written));
     if !results.absent.is_empty() {
         let lines = results
@@ -59,27 +58,6 @@ pub fn in_a_line(results: &Results) -> String {
 
 fn measured_on(results: &Results) -> String {
     format!("{}.\n", plain(&in_a_line(results)))
-}
-
-fn in_table(findings: &[Finding]) -> String {
-    let mut text = "| | what | target | measured | |\n|---|---|---|---|---|\n".to_owned();
-    for finding in findings {
-        let Finding {
-            number,
-            what,
-            target,
-            measured,
-            verdict,
-        } = finding;
-        let verdict = match verdict {
-            Verdict::Reached => "reached".to_owned(),
-            Verdict::Missed(by) => format!("**missed** {}", plain(by)),
-            Verdict::NotMeasured(why) => format!("not measured: {}", plain(why)),
-        };
-        let words = [*number, what, target, measured].into_iter().map(plain);
-        text += &line(words.chain([verdict]));
-    }
-    text
 }
 
 fn tables(results: &Results) -> Vec<Table> {

@@ -3,7 +3,6 @@
 
 mod charts;
 mod contenders;
-mod findings;
 mod markdown;
 mod memory;
 mod numbers;
@@ -49,17 +48,8 @@ pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
     let json = serde_json::to_string_pretty(results)? + "\n";
     // The figures first: the other files can be derived from them after a failure.
     put(folder.join("report.json"), &json)?;
-    let findings = findings::all(results);
-    put(
-        folder.join("report.md"),
-        &markdown::document(results, &findings),
-    )?;
-    put(folder.join("report.html"), &page::page(results, &findings)?)
-}
-
-/// The findings, for a terminal.
-pub fn for_people(results: &Results) -> String {
-    findings::in_lines(&findings::all(results))
+    put(folder.join("report.md"), &markdown::document(results))?;
+    put(folder.join("report.html"), &page::page(results)?)
 }
 
 fn put(path: PathBuf, text: &str) -> Result<(), ReportError> {

@@ -1,10 +1,9 @@
-//! Owns the HTML page: findings, plots and all figures, in one self-contained file.
+//! Owns the HTML page: plots and all figures, in one self-contained file.
 
 use std::fmt::Write;
 
 use super::charts;
 use super::contenders::{Palette, meaning};
-use super::findings::{Finding, Verdict};
 use super::markdown::in_a_line;
 use super::select::by_load;
 use super::tables::{FULL, Table, of_load, of_memory, of_trace};
@@ -17,7 +16,7 @@ const STYLE: &str = include_str!("style.css");
 ///
 /// # Errors
 /// When a plot cannot be drawn.
-pub fn page(results: &Results, findings: &[Finding]) -> Result<String, DrawError> {
+pub fn page(results: &Results) -> Result<String, DrawError> {
     let palette = Palette::of(results);
     let mut page = head("pd-router bench", &format!("{STYLE}{}", hiding(&palette)));
     let _ = writeln!(
@@ -25,7 +24,6 @@ pub fn page(results: &Results, findings: &[Finding]) -> Result<String, DrawError
         "<h1>pd-router bench</h1>\n<p>{}.</p>",
         escaped(&in_a_line(results))
     );
-    page += &in_table(findings);
     page += "<h2>By contender</h2>\n<div class=\"plots\">\n";
     page += &charts::of_requests(results, &palette)?;
     page += &charts::of_trace(&results.trace, &palette)?;
@@ -38,27 +36,6 @@ pub fn page(results: &Results, findings: &[Finding]) -> Result<String, DrawError
     page += &contenders(&palette);
     page += &absent(results);
     Ok(page + "</body></html>\n")
-}
-
-fn in_table(findings: &[Finding]) -> String {
-    let mut text = "<h2>Findings</h2>\n<table class=\"findings\"><tbody>\n".to_owned();
-    for finding in findings {
-        let (class, word, why) = match &finding.verdict {
-            Verdict::Reached => ("good", "reached", ""),
-            Verdict::Missed(by) => ("bad", "missed", by.as_str()),
-            Verdict::NotMeasured(why) => ("open", "not measured", why.as_str()),
-        };
-        let _ = writeln!(
-            text,
-            "<tr><td>{}</td><td>{}<br><small>{}</small></td><td>{}</td><td class=\"{class}\"><b>{word}</b> {}</td></tr>",
-            finding.number,
-            escaped(&finding.what),
-            escaped(&finding.target),
-            escaped(&finding.measured),
-            escaped(why)
-        );
-    }
-    text + "</tbody></table>\n"
 }
 
 /// Id of a contender's box in the legend, by position: the contender's name may hold any characters.

@@ -1,6 +1,6 @@
 //! Owns the selection of rows: by contender, by load, and grouped by load.
 
-use super::numbers::{bytes, percent};
+use super::numbers::bytes;
 use crate::bench::results::{Figures, Load, LoopKind, Row};
 
 /// Bytes per KB, as used in body sizes.
@@ -12,63 +12,6 @@ const ANSWERED: f64 = 0.99;
 /// Whether nearly all requests of a row were answered.
 pub fn answers(figures: &Figures) -> bool {
     figures.success_rate >= ANSWERED
-}
-
-/// Why a figure cannot be judged, in words.
-#[derive(Debug, Clone, PartialEq)]
-pub enum MissingFigure {
-    /// Not measured.
-    Absent(String),
-    /// Measured, but without meaning.
-    Unfit(String),
-}
-
-impl MissingFigure {
-    /// The text.
-    pub fn words(self) -> String {
-        match self {
-            Self::Absent(words) | Self::Unfit(words) => words,
-        }
-    }
-
-    /// The same with more text.
-    pub fn and(self, more: &str) -> Self {
-        match self {
-            Self::Absent(words) => Self::Absent(format!("{words}{more}")),
-            Self::Unfit(words) => Self::Unfit(format!("{words}{more}")),
-        }
-    }
-}
-
-/// Median of a contender under a load.
-///
-/// # Errors
-/// When no row can be judged.
-pub fn median<'a>(
-    rows: &'a [Row],
-    contender: &str,
-    load: &Load,
-) -> Result<&'a Figures, MissingFigure> {
-    let mut of = rows.iter().filter(|row| row.contender == contender);
-    let absent = || MissingFigure::Absent(format!("{contender} was not measured under this load"));
-    let row = of.find(|row| row.load == *load).ok_or_else(absent)?;
-    if answers(&row.median) {
-        return Ok(&row.median);
-    }
-    let answered = percent(row.median.success_rate);
-    Err(MissingFigure::Unfit(format!(
-        "{contender} answered only {answered} of its requests"
-    )))
-}
-
-/// The wanted loads of a contender, in their order.
-pub fn loads<'a>(
-    rows: &'a [Row],
-    contender: &str,
-    wanted: impl Fn(&Load) -> bool,
-) -> Vec<&'a Load> {
-    let of = rows.iter().filter(|row| row.contender == contender);
-    unique(of.map(|row| &row.load).filter(|load| wanted(load)))
 }
 
 /// Items in order of first appearance, each once.

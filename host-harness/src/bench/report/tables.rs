@@ -3,9 +3,7 @@
 use super::contenders::Family;
 use super::memory::{MARK, MemoryGrowth};
 use super::numbers::{bytes, percent, ranged, short, thousands};
-use super::select::{
-    Group, MissingFigure, answers, connections, in_words, manner, threads, unique,
-};
+use super::select::{Group, answers, connections, in_words, manner, threads, unique};
 use crate::bench::results::{Figures, Load, MemoryRow, Row, TraceRow};
 
 /// A table.
@@ -240,7 +238,7 @@ pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Ta
 pub fn of_memory(rows: &[MemoryRow]) -> Table {
     let cells = rows.iter().map(|row| {
         let growth = MemoryGrowth::of(row);
-        let or_none = |figure: Result<f64, MissingFigure>| figure.map_or("–".to_owned(), short);
+        let or_none = |figure: Option<f64>| figure.map_or("–".to_owned(), short);
         let end = growth.end.map_or("–".to_owned(), |(prompts, mb)| {
             format!("{} at {}", short(mb), thousands(prompts as f64))
         });
