@@ -4,7 +4,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::LocalSet;
 
 mod bench_run;
@@ -29,6 +28,7 @@ use results::Results;
 use rounds::Rounds;
 use running_contender::ContenderFiles;
 
+use crate::cli::{progress_bar, within};
 use crate::engine::EngineError;
 use crate::logging;
 use crate::run::RunError;
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
     /// Seconds of each measurement.
-    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 2.0, value_parser = |text: &str| within(text, 0.1..=3600.0, "seconds, from 0.1 to 3600"))]
     seconds: f64,
     /// One round of a few rows, fewer prompts for memory, and no trace.
     #[arg(long)]
@@ -83,7 +83,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     trace_requests: Option<usize>,
     /// Speed-up of the trace and of its engines.
-    #[arg(long, value_name = "F", default_value_t = 10.0, value_parser = speedup)]
+    #[arg(long, value_name = "F", default_value_t = 10.0, value_parser = |text: &str| within(text, 0.1..=1000.0, "a number from 0.1 to 1000"))]
     speedup: f64,
     /// Folder for report.json, report.md and report.html.
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
@@ -93,20 +93,6 @@ pub struct Args {
     /// Print the results in one line of JSON.
     #[arg(long)]
     json: bool,
-}
-
-fn seconds(text: &str) -> Result<f64, &'static str> {
-    match text.parse() {
-        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("seconds, from 0.1 to 3600"),
-    }
-}
-
-fn speedup(text: &str) -> Result<f64, &'static str> {
-    match text.parse() {
-        Ok(speedup) if (0.1..=1000.0).contains(&speedup) => Ok(speedup),
-        _ => Err("a number from 0.1 to 1000"),
-    }
 }
 
 /// Prompts that are sent for memory: as many as the report's mark; with --quick, enough to see that all is in order.
@@ -204,7 +190,7 @@ pub fn run(args: &Args) -> Result<(), BenchError> {
 /// Measures, with a progress bar that only a terminal shows. An interrupt ends all started processes.
 async fn measured(args: &Args, plan: BenchPlan) -> Result<Results, BenchError> {
     let enough = stop::requested(false)?;
-    let bar = bar();
+    let bar = progress_bar(0, 44);
     let run = BenchRun::new(plan, &args.parts, bar.clone());
     let results = tokio::select! {
         results = run.run() => results,
@@ -212,15 +198,6 @@ async fn measured(args: &Args, plan: BenchPlan) -> Result<Results, BenchError> {
     };
     bar.finish_and_clear();
     results
-}
-
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    let template = "{msg:44} {wide_bar} {percent:>3} %  {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn for_people(results: &Results, args: &Args) -> String {

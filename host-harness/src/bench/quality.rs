@@ -15,8 +15,9 @@ use super::fleet::{DisaggregatedEngines, EngineCounts, MODEL};
 use super::peers::{EngineAddresses, Peer};
 use super::results::TraceRow;
 use super::running_contender::{ContenderError, ContenderFiles, RunningContender};
-use super::trace::{self, PlayOptions, Unanswered};
+use super::trace::{self, PlayOptions};
 use crate::engine::{Dialect, EngineConfig, EngineError, PrefixCache, Role};
+use crate::http::HttpError;
 use crate::replay::{Trace, TraceError};
 
 /// Engines of each role: a trace of long prompts mostly loads prefill.
@@ -159,7 +160,7 @@ pub enum QualityError {
     Contender(#[from] ContenderError),
     /// An engine's state report failed.
     #[error("an engine's state: {0}")]
-    State(#[from] Unanswered),
+    State(#[from] HttpError),
     /// An engine's state report timed out.
     #[error("an engine did not tell its state within {} s", STATE_LIMIT.as_secs())]
     Silent,

@@ -6,19 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::header::CONTENT_TYPE;
-use hyper::{Method, Request};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper::Method;
 use tempfile::NamedTempFile;
-use tokio::process::{Child, ChildStdin};
 use tokio::time::{sleep, timeout};
 
 use super::peers::{EngineAddresses, Peer, PutRequest, StartStep, WORKERS};
-use crate::run::supervisor;
+use crate::http::Http;
+use crate::run::supervisor::{self, Supervised};
 
 /// Time limit until a router is ready: those in Python take seconds to load.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -61,8 +55,7 @@ fn in_words(lines: &[String]) -> String {
 pub struct Router {
     /// Address for clients.
     pub address: SocketAddr,
-    supervisor: Child,
-    lifeline: Option<ChildStdin>,
+    supervised: Supervised,
     log: NamedTempFile,
 }
 
@@ -80,7 +73,7 @@ impl Router {
         let mut router = Self::spawn(peer, venvs, [listen, metrics], fleet)?;
         let ready = tokio::select! {
             () = ready(peer, listen, fleet) => Ok(()),
-            status = router.supervisor.wait() => Err(status),
+            status = router.supervised.child.wait() => Err(status),
             () = sleep(START_LIMIT) => {
                 let last_words = router.last_words();
                 router.stop().await;
@@ -107,27 +100,26 @@ impl Router {
             return Err(RouterError::Missing(start.program));
         }
         let log = NamedTempFile::new()?;
-        let mut supervisor = supervisor::command(&start.program)
+        let mut command = supervisor::command(&start.program);
+        command
             .args(&start.args)
             .stdout(Stdio::from(log.reopen()?))
-            .stderr(Stdio::from(log.reopen()?))
-            .spawn()?;
+            .stderr(Stdio::from(log.reopen()?));
         Ok(Self {
             address: listen,
-            lifeline: supervisor.stdin.take(),
-            supervisor,
+            supervised: Supervised::start(&mut command)?,
             log,
         })
     }
 
     /// The process that the router is a child of.
     pub fn process(&self) -> Option<u32> {
-        self.supervisor.id()
+        self.supervised.child.id()
     }
 
     /// Ends the router.
     pub async fn stop(self) {
-        supervisor::end(self.supervisor, self.lifeline).await;
+        self.supervised.end().await;
     }
 
     fn last_words(&self) -> Vec<String> {
@@ -153,14 +145,13 @@ fn free_ports() -> io::Result<[SocketAddr; 2]> {
 
 /// Polls the router and sends its setup, until it is ready.
 async fn ready(peer: Peer, address: SocketAddr, fleet: &EngineAddresses) {
-    let client = Client::builder(TokioExecutor::new()).build_http();
+    let http = Http::new();
     loop {
-        if let Some(workers) = exchange(&client, Method::GET, address, WORKERS, Bytes::new()).await
-        {
+        if let Ok(Ok(workers)) = timeout(ANSWER_LIMIT, http.get(address, WORKERS)).await {
             match peer.next(&workers, fleet) {
                 StartStep::Ready => return,
                 StartStep::Wait => {}
-                StartStep::Configure(puts) => configure(&client, address, puts).await,
+                StartStep::Configure(puts) => configure(&http, address, puts).await,
             }
         }
         sleep(POLL_INTERVAL).await;
@@ -168,35 +159,11 @@ async fn ready(peer: Peer, address: SocketAddr, fleet: &EngineAddresses) {
 }
 
 /// A lost request is sent again by the next poll, since the router's list of workers then lacks its effect.
-async fn configure(
-    client: &Client<HttpConnector, Full<Bytes>>,
-    address: SocketAddr,
-    puts: Vec<PutRequest>,
-) {
+async fn configure(http: &Http, address: SocketAddr, puts: Vec<PutRequest>) {
     for PutRequest { path, body } in puts {
-        let _ = exchange(client, Method::PUT, address, &path, body.into()).await;
+        let put = http.send(Method::PUT, address, &path, body, None);
+        let _ = timeout(ANSWER_LIMIT, put).await;
     }
-}
-
-/// The body of the answer, if it comes in time.
-async fn exchange(
-    client: &Client<HttpConnector, Full<Bytes>>,
-    method: Method,
-    address: SocketAddr,
-    path: &str,
-    body: Bytes,
-) -> Option<Bytes> {
-    let request = Request::builder()
-        .method(method)
-        .uri(format!("http://{address}{path}"))
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(body))
-        .ok()?;
-    let answer = async {
-        let response = client.request(request).await.ok()?;
-        Some(response.into_body().collect().await.ok()?.to_bytes())
-    };
-    timeout(ANSWER_LIMIT, answer).await.ok()?
 }
 
 #[cfg(test)]

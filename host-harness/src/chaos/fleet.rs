@@ -5,13 +5,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use hyper::Method;
 use routing::fleet::Role;
+use serde_json::Value;
 
 use super::health::{EngineHealth, HealthRecord};
-use super::http::{Http, HttpError};
+use super::play::TotalsSource;
 use super::pool;
 use super::scenario::{EngineAction, EngineId, Fault, FaultTarget, FleetSize, PoolSettings};
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError};
+use crate::http::{Http, HttpError};
 use crate::run::fleet::engine_role;
 
 /// 40,000 prompt tokens per second: each client can send several requests per second.
@@ -144,20 +147,6 @@ impl Fleet {
         }
     }
 
-    /// The engines' own counts.
-    ///
-    /// # Errors
-    /// When a running engine does not answer.
-    pub async fn totals(&self) -> Result<EngineTotals, FleetError> {
-        let mut totals = EngineTotals::default();
-        for slot in &self.slots {
-            let now = slot.totals(&self.http).await?;
-            totals.requests += now.requests;
-            totals.unfetched += now.unfetched;
-        }
-        Ok(totals)
-    }
-
     /// Ends the engines.
     pub async fn stop(self) {
         for engine in self.slots.into_iter().filter_map(|slot| slot.engine) {
@@ -167,18 +156,25 @@ impl Fleet {
 
     async fn inject(&mut self, id: EngineId, fault: Fault) -> Result<(), FleetError> {
         let address = self.slot(id)?.address();
-        Ok(self.http.post(address, FAULTS, &fault.to_json()).await?)
+        let fault = fault.to_json().to_string();
+        self.http
+            .send(Method::POST, address, FAULTS, fault, None)
+            .await?;
+        Ok(())
     }
 
     async fn repair(&mut self, id: EngineId) -> Result<(), FleetError> {
         let address = self.slot(id)?.address();
-        let faults = self.http.get_json(address, FAULTS).await?;
+        let faults: Value = self.http.get_json(address, FAULTS).await?;
         for fault in faults.as_array().into_iter().flatten() {
             let kind = fault["kind"].as_str().unwrap_or_default();
             let met = self.met.entry(kind.to_owned()).or_default();
             *met += fault["hits"].as_u64().unwrap_or_default();
         }
-        Ok(self.http.delete(address, FAULTS).await?)
+        self.http
+            .send(Method::DELETE, address, FAULTS, String::new(), None)
+            .await?;
+        Ok(())
     }
 
     fn note(&mut self, id: EngineId, state: EngineHealth) {
@@ -199,6 +195,18 @@ impl Fleet {
         let mut slots = self.slots.iter_mut();
         let slot = slots.find(|slot| slot.id == id);
         slot.ok_or(FleetError::NoEngine(id))
+    }
+}
+
+impl TotalsSource for Fleet {
+    async fn totals(&self) -> Result<EngineTotals, FleetError> {
+        let mut totals = EngineTotals::default();
+        for slot in &self.slots {
+            let now = slot.totals(&self.http).await?;
+            totals.requests += now.requests;
+            totals.unfetched += now.unfetched;
+        }
+        Ok(totals)
     }
 }
 
@@ -251,7 +259,7 @@ impl EngineSlot {
                 unfetched: self.lost,
             });
         }
-        let state = http.get_json(self.address(), "/__state").await?;
+        let state: Value = http.get_json(self.address(), "/__state").await?;
         let count = |name: &str| state[name].as_u64().unwrap_or_default();
         let here = unfetched(count("issued"), count("pulled"), count("handoffs_aborted"));
         Ok(EngineTotals {

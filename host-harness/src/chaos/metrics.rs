@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use routing::fleet::Role;
 
-use super::http::{Http, HttpError};
+use crate::http::{Http, HttpError};
 
 /// The filter's own metrics, by a query that Envoy understands; the other host ignores the query, and has no other metrics.
 const PAGE: &str = "/stats/prometheus?filter=pd_router";
@@ -19,7 +19,8 @@ impl MetricsPage {
     /// # Errors
     /// When the gateway does not answer.
     pub async fn fetch(http: &Http, admin: SocketAddr) -> Result<Self, HttpError> {
-        http.get(admin, PAGE).await.map(Self)
+        let page = http.get(admin, PAGE).await?;
+        Ok(Self(String::from_utf8_lossy(&page).into_owned()))
     }
 
     /// Charges booked now.

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
+use crate::cli::progress_bar;
 use crate::engine::Dialect;
 use crate::host::steps::Counting;
 use crate::logging;
@@ -19,7 +20,6 @@ mod churn;
 mod client;
 mod fleet;
 mod health;
-mod http;
 mod judge;
 mod memory;
 mod metrics;
@@ -233,7 +233,8 @@ async fn play_all(args: &Args) -> Result<Vec<ScenarioResult>, ChaosError> {
     let plays: Vec<_> = proxies
         .flat_map(|proxy| parts.iter().map(|part| (*part, *proxy)))
         .collect();
-    let bar = bar(plays.len() as u64 * ticks(Duration::from_secs(args.seconds)));
+    let ticks = plays.len() as u64 * ticks(Duration::from_secs(args.seconds));
+    let bar = progress_bar(ticks, 38);
     let rows = stream::iter(plays)
         .map(|(part, proxy)| play_one(part, args.settings(proxy), &bar))
         .buffered(args.at_once.into())
@@ -264,13 +265,4 @@ async fn play_one(
         host,
         verdict,
     })
-}
-
-fn bar(ticks: u64) -> ProgressBar {
-    let bar = ProgressBar::new(ticks);
-    let template = "{msg:38} {wide_bar} {percent:>3} %  {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }

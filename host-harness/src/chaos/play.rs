@@ -11,13 +11,13 @@ use tokio::time::{sleep, sleep_until};
 
 use super::client::Clients;
 use super::fleet::{EngineTotals, Fleet, FleetError};
-use super::http::{Http, HttpError};
 use super::judge::{ClientOutcomes, FaultEffect, Rules, ScenarioVerdict, SettledState, judge};
 use super::memory::IdleMemory;
 use super::metrics::MetricsPage;
 use super::pool;
 use super::scenario::{ClientMix, EngineAction, PoolSettings, Scenario};
 use crate::engine::Dialect;
+use crate::http::{Http, HttpError};
 use crate::run::RunError;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway, GatewayConfig};
@@ -153,15 +153,9 @@ impl ScenarioRun<'_> {
         let (totals, metrics) = until_at_rest(&self.http, self.at.admin, &*fleet).await?;
         let aftermath = SettledState {
             ejected_after: self.ejected_after.get(),
-            kv_leaked: totals.unfetched,
-            kv_leaked_counted: metrics.leaked_handoffs(),
-            kv_unknown: metrics.unknown_handoffs(),
-            resets_counted: metrics.resets(),
-            replaced: metrics.recoveries(),
-            bookings_left: metrics.bookings(),
             effect: self.effect(fleet, &metrics),
             wrongly_ejected: self.wrongly_ejected(&metrics),
-            ..SettledState::default()
+            ..counted(totals, &metrics)
         };
         Ok((seen, aftermath))
     }
@@ -253,12 +247,6 @@ pub trait TotalsSource {
     async fn totals(&self) -> Result<EngineTotals, FleetError>;
 }
 
-impl TotalsSource for Fleet {
-    async fn totals(&self) -> Result<EngineTotals, FleetError> {
-        self.totals().await
-    }
-}
-
 /// Waits until every thread of the gateway reports readiness.
 ///
 /// # Errors
@@ -300,6 +288,19 @@ pub async fn until_at_rest(
         if calm == CALM_LOOKS || Instant::now() > deadline {
             return Ok((totals, metrics));
         }
+    }
+}
+
+/// What the engines and the filter count at rest.
+pub fn counted(engines: EngineTotals, metrics: &MetricsPage) -> SettledState {
+    SettledState {
+        kv_leaked: engines.unfetched,
+        kv_leaked_counted: metrics.leaked_handoffs(),
+        kv_unknown: metrics.unknown_handoffs(),
+        resets_counted: metrics.resets(),
+        replaced: metrics.recoveries(),
+        bookings_left: metrics.bookings(),
+        ..SettledState::default()
     }
 }
 

@@ -1,11 +1,8 @@
 //! Owns `pd-harness engine`: one engine in its own process.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
-
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
 
 use super::dialect::DIALECTS;
 use super::fault::FAULTS;
@@ -13,6 +10,9 @@ use super::marker::MARKERS;
 use super::pace::TIME_MODEL;
 use super::prefixes::PREFIX_CACHE;
 use super::{Dialect, Engine, EngineConfig, EngineError, InstantSettings, PrefixCache, Role};
+use crate::cli::within;
+use crate::logging;
+use crate::run::stop;
 
 /// Arguments of `pd-harness engine`.
 #[derive(Debug, clap::Args)]
@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long)]
     instant: bool,
     /// With --instant: milliseconds between two events of a stream; 0 sends each as fast as it can be written.
-    #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "instant", value_parser = gap_ms)]
+    #[arg(long, value_name = "MS", default_value_t = 0.0, requires = "instant", value_parser = |text: &str| within(text, 0.0..=60_000.0, "milliseconds, from 0 to 60000"))]
     gap_ms: f64,
     /// Keep the KV of computed prompts, as --kv-blocks blocks, and compute only what follows the longest prefix kept.
     #[arg(long)]
@@ -87,13 +87,6 @@ pub struct Args {
 /// The defaults of all engines.
 fn defaults() -> EngineConfig {
     EngineConfig::new(Role::Aggregated)
-}
-
-fn gap_ms(text: &str) -> Result<f64, &'static str> {
-    match text.parse() {
-        Ok(ms) if (0.0..=60_000.0).contains(&ms) => Ok(ms),
-        _ => Err("milliseconds, from 0 to 60000"),
-    }
 }
 
 impl Args {
@@ -131,20 +124,18 @@ impl Args {
 /// # Errors
 /// When the arguments are invalid, or the address cannot be bound.
 pub fn run(args: Args) -> Result<(), EngineError> {
-    let _ = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .try_init();
+    logging::begin("error");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(EngineError::Runtime)?;
     runtime.block_on(async {
+        let stop = stop::requested(args.until_stdin_closes).map_err(EngineError::Runtime)?;
         let engine = Engine::start(args.config()).await?;
         announce(&args, &engine).map_err(EngineError::Runtime)?;
-        let waited = wait_for_stop(&args).await.map_err(EngineError::Runtime);
+        stop.await;
         engine.stop().await;
-        waited
+        Ok(())
     })
 }
 
@@ -172,26 +163,4 @@ fn announce(args: &Args, engine: &Engine) -> std::io::Result<()> {
         )?;
     }
     out.flush()
-}
-
-async fn wait_for_stop(args: &Args) -> std::io::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-        () = stdin_end(), if args.until_stdin_closes => {}
-    }
-    Ok(())
-}
-
-/// Reads stdin to its end on a separate thread, since a read of stdin cannot be cancelled.
-async fn stdin_end() {
-    let (ended, seen) = oneshot::channel::<()>();
-    std::thread::spawn(move || {
-        let mut stdin = std::io::stdin().lock();
-        while matches!(stdin.read(&mut [0; 1024]), Ok(1..)) {}
-        drop(ended);
-    });
-    let _ = seen.await;
 }

@@ -7,9 +7,6 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::http::uri::{Authority, Scheme};
 use hyper::{Request, Response, StatusCode, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use serde::{Deserialize, Serialize};
 
 use super::body::{self, Body};
@@ -17,6 +14,7 @@ use super::dialect::Handoff;
 use super::kv::Kv;
 use super::lease::{HandoffPrompt, PullRefusal};
 use super::refusal::Refusal;
+use crate::http::{Client, keeping_client};
 
 /// Path of pulls.
 pub const PATH: &str = "/__kv/pull";
@@ -52,14 +50,12 @@ pub enum NoAnswer {
 }
 
 /// The decode engine's end.
-pub struct Puller(Client<HttpConnector, Full<Bytes>>);
+pub struct Puller(Client);
 
 impl Puller {
     /// A puller that keeps connections between pulls.
     pub fn new() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        Self(Client::builder(TokioExecutor::new()).build(connector))
+        Self(keeping_client())
     }
 
     /// Pulls the blocks of a hand-off; returns the identity of their prompt.

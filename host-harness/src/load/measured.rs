@@ -6,6 +6,7 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::{LoadConnectionError, Reply};
+use crate::replay::Spread;
 
 /// The measured window: answers that end in it count.
 #[derive(Clone, Copy, Debug)]
@@ -88,18 +89,9 @@ pub struct Percentiles {
 impl Percentiles {
     /// Percentiles of these times.
     pub fn of(times: impl Iterator<Item = Duration>) -> Self {
-        let mut times: Vec<Duration> = times.collect();
-        times.sort_unstable();
-        let at = |percent: usize| {
-            let rank = (times.len() * percent).div_ceil(100).max(1);
-            let time = times.get(rank - 1).copied().unwrap_or_default();
-            time.as_secs_f64() * 1000.0
-        };
-        Self {
-            p50: at(50),
-            p90: at(90),
-            p99: at(99),
-        }
+        let Spread { p50, p90, p99, .. } =
+            Spread::of(times.map(|time| time.as_secs_f64() * 1000.0));
+        Self { p50, p90, p99 }
     }
 }
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use tokio::task::LocalSet;
 
-mod closed;
 mod connection;
+mod loops;
 mod measured;
-mod open;
 mod output;
 mod request_spec;
 
@@ -16,6 +15,8 @@ use connection::AnswerForm;
 use measured::Window;
 pub use measured::{Measured, Percentiles};
 pub use request_spec::{Prompts, RequestSpec};
+
+use crate::cli::within;
 
 /// Arguments of `pd-harness load`.
 #[derive(Debug, clap::Args)]
@@ -28,16 +29,16 @@ pub struct Args {
     connections: u16,
     /// Send this many requests per second, independent of the answers: latencies count from a request's due time. Without it each
     /// connection sends its next request after the answer to the last.
-    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
+    #[arg(long, value_name = "PER_SECOND", value_parser = |text: &str| within(text, 0.01..=1_000_000.0, "requests a second, from 0.01 to 1000000"))]
     rate: Option<f64>,
     /// Measured seconds.
-    #[arg(long, default_value_t = 5.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 5.0, value_parser = |text: &str| within(text, 0.0..=86_400.0, "seconds, from 0 to 86400"))]
     seconds: f64,
     /// Seconds of warm-up before the measurement.
-    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.5, value_parser = |text: &str| within(text, 0.0..=86_400.0, "seconds, from 0 to 86400"))]
     warm_up: f64,
     /// Bytes of a request's body.
-    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = body_bytes)]
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = |text: &str| within(text, 256..=64_usize << 20, "bytes, from 256 (what all fields take) to 67108864"))]
     body_bytes: usize,
     /// Number of different prompts, sent in turn; 0: all prompts differ.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -54,27 +55,6 @@ pub struct Args {
     /// Print the results in one line of JSON.
     #[arg(long)]
     json: bool,
-}
-
-fn rate(text: &str) -> Result<f64, &'static str> {
-    match text.parse() {
-        Ok(rate) if (0.01..=1_000_000.0).contains(&rate) => Ok(rate),
-        _ => Err("requests a second, from 0.01 to 1000000"),
-    }
-}
-
-fn seconds(text: &str) -> Result<f64, &'static str> {
-    match text.parse() {
-        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("seconds, from 0 to 86400"),
-    }
-}
-
-fn body_bytes(text: &str) -> Result<usize, &'static str> {
-    match text.parse() {
-        Ok(bytes) if (256..=64 << 20).contains(&bytes) => Ok(bytes),
-        _ => Err("bytes, from 256 (what all fields take) to 67108864"),
-    }
 }
 
 /// How requests are sent.
@@ -161,13 +141,7 @@ pub async fn drive<S>(plan: &LoadPlan, mut sample: impl FnMut() -> S) -> (Measur
         tokio::time::sleep_until(window.ends).await;
         [first, sample()]
     };
-    let sent = async {
-        match plan.pacing {
-            Pacing::Closed => closed::send(plan, window, None).await,
-            Pacing::Open { rate } => open::send(plan, rate, window).await,
-        }
-    };
-    let (samples, sampled) = tokio::join!(sent, watched);
+    let (samples, sampled) = tokio::join!(loops::send(plan, window, None), watched);
     (Measured::of(samples, window), sampled)
 }
 
@@ -187,7 +161,7 @@ pub async fn send(plan: &LoadPlan, number: u64) -> Sent {
         begins,
         ends: begins + plan.lasts,
     };
-    let samples = closed::send(plan, window, Some(number)).await;
+    let samples = loops::send(plan, window, Some(number)).await;
     Sent {
         sent: samples.len() as u64,
         good: samples.iter().filter(|sample| sample.is_good()).count() as u64,

@@ -32,6 +32,15 @@ const LEAST: f64 = 0.01;
 const FACTOR: f64 = 4.0;
 
 impl Axis {
+    /// An axis that ends with the data.
+    pub const fn new(label: &'static str, scale: Scale) -> Self {
+        Self {
+            label,
+            scale,
+            end: None,
+        }
+    }
+
     /// The ruler for these values.
     pub fn ruler(self, values: impl Iterator<Item = f64> + Clone) -> Ruler {
         let most = self
@@ -129,14 +138,6 @@ fn steps(range: &Range<f64>, most: usize) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn axis(scale: Scale) -> Axis {
-        Axis {
-            label: "",
-            scale,
-            end: None,
-        }
-    }
-
     #[test]
     fn logarithmic_steps_are_as_fine_as_there_is_room() {
         let near = |got: Vec<f64>, expected: &[f64]| {
@@ -155,7 +156,7 @@ mod tests {
     #[test]
     fn a_ruler_spans_its_values() {
         let spans = |scale, values: &[f64], start: f64, end: f64| {
-            let range = axis(scale).ruler(values.iter().copied()).range;
+            let range = Axis::new("", scale).ruler(values.iter().copied()).range;
             assert!(
                 (range.start - start).abs() < 1e-9 && (range.end - end).abs() < 1e-9,
                 "{range:?}"
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn positions_follow_the_scale() {
         let at = |scale, value: f64| {
-            Coord::from(axis(scale).ruler([1.0, 100.0].into_iter())).map(&value, (0, 1000))
+            Coord::from(Axis::new("", scale).ruler([1.0, 100.0].into_iter())).map(&value, (0, 1000))
         };
         assert_eq!(at(Scale::Linear, 0.0), 0);
         assert_eq!(at(Scale::Log, 0.0), 0);

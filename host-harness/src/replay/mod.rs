@@ -6,8 +6,6 @@ use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 mod contender;
 mod engine;
 mod figures;
@@ -29,6 +27,8 @@ use router_model::WorkerCounts;
 use row::ReplayRow;
 use seeds::Seeds;
 pub use trace::{Request, Trace, TraceError};
+
+use crate::cli::progress_bar;
 
 /// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
@@ -290,12 +290,7 @@ fn rows(
         .seed
         .count()
         .saturating_mul(both.clone().count() as u64);
-    let bar = ProgressBar::new(runs.saturating_mul(trace.requests.len() as u64));
-    if let Ok(style) =
-        ProgressStyle::with_template("{msg:16} {wide_bar} {percent:>3} %  {eta} left")
-    {
-        bar.set_style(style);
-    }
+    let bar = progress_bar(runs.saturating_mul(trace.requests.len() as u64), 16);
     let rows = both.map(|(contender, gateways)| {
         bar.set_message(contender.name());
         let mut arrived = || bar.inc(1);

@@ -7,23 +7,19 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
-use hyper::StatusCode;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::process::{Child, ChildStderr, ChildStdin};
+use tokio::process::ChildStderr;
 use tokio::task::JoinHandle;
 
 use super::bootstrap::{self, BootstrapError, Settings};
 use super::forwarder::Forwarder;
 use super::gateway::Addresses;
-use super::supervisor;
+use super::supervisor::{self, Supervised};
 use crate::host::clusters::ClusterKind;
+use crate::http::Http;
 
 /// Envoy takes a second or two to compile the filter; much longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -123,7 +119,7 @@ impl Envoy {
 
     /// The process that Envoy is a child of.
     pub fn process(&self) -> Option<u32> {
-        self.process.supervisor.id()
+        self.process.supervised.child.id()
     }
 
     /// Ends Envoy.
@@ -170,8 +166,7 @@ impl Admin {
 }
 
 struct Process {
-    supervisor: Child,
-    lifeline: Option<ChildStdin>,
+    supervised: Supervised,
     log: JoinHandle<Vec<String>>,
     folder: TempDir,
 }
@@ -184,7 +179,8 @@ impl Process {
     ) -> Result<Self, EnvoyError> {
         let file = folder.path().join("bootstrap.json");
         std::fs::write(&file, bootstrap.to_string())?;
-        let mut supervisor = supervisor::command(config.binary)
+        let mut command = supervisor::command(config.binary);
+        command
             .arg("--config-path")
             .arg(&file)
             .arg("--admin-address-path")
@@ -200,16 +196,15 @@ impl Process {
                 "wasm:info",
             ])
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let lifeline = supervisor.stdin.take();
-        let log = supervisor
+            .stderr(Stdio::piped());
+        let mut supervised = Supervised::start(&mut command)?;
+        let log = supervised
+            .child
             .stderr
             .take()
             .ok_or_else(|| io::Error::other("no log"))?;
         Ok(Self {
-            supervisor,
-            lifeline,
+            supervised,
             log: tokio::spawn(pass_on(log, config.log)),
             folder,
         })
@@ -220,7 +215,7 @@ impl Process {
     }
 
     async fn ended(&mut self) -> EnvoyError {
-        let status = match self.supervisor.wait().await {
+        let status = match self.supervised.child.wait().await {
             Ok(status) => status,
             Err(error) => return error.into(),
         };
@@ -231,7 +226,7 @@ impl Process {
     }
 
     async fn stop(self) {
-        supervisor::end(self.supervisor, self.lifeline).await;
+        self.supervised.end().await;
     }
 }
 
@@ -285,9 +280,10 @@ async fn ready(admin: &Admin, admin_file: &Path) -> Addresses {
 
 async fn try_ready(admin: &Admin, admin_file: &Path) -> Option<Addresses> {
     let admin = admin.address(admin_file)?;
-    get(admin, "/ready").await?;
-    let listeners = get(admin, "/listeners?format=json").await?;
-    let listen = listener(&serde_json::from_slice(&listeners).ok()?)?;
+    let http = Http::new();
+    http.get(admin, "/ready").await.ok()?;
+    let listeners = http.get_json(admin, "/listeners?format=json").await;
+    let listen = listener(&listeners.ok()?)?;
     TcpStream::connect(listen).await.ok()?;
     Some(Addresses { listen, admin })
 }
@@ -297,18 +293,6 @@ fn listener(listeners: &Value) -> Option<SocketAddr> {
     let ip = address["address"].as_str()?.parse().ok()?;
     let port = address["port_value"].as_u64()?.try_into().ok()?;
     Some(SocketAddr::new(ip, port))
-}
-
-async fn get(admin: SocketAddr, path: &str) -> Option<Bytes> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
-    let response = client
-        .get(format!("http://{admin}{path}").parse().ok()?)
-        .await
-        .ok()?;
-    if response.status() != StatusCode::OK {
-        return None;
-    }
-    Some(response.into_body().collect().await.ok()?.to_bytes())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Owns the shell that runs a program for as long as this one lives.
 
+use std::io;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -32,7 +33,7 @@ exit $status
 /// Longer than the script takes.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
 
-/// A command that runs the program under supervision; arguments and outputs are to be added. The resulting child goes to [`end`].
+/// A command that runs the program under supervision; arguments and outputs are to be added, for [`Supervised::start`].
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("sh");
     command
@@ -44,10 +45,29 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
-/// Closes the program's lifeline, and waits for its end.
-pub async fn end(mut supervisor: Child, lifeline: Option<ChildStdin>) {
-    drop(lifeline);
-    drop(supervisor.stdin.take());
-    // Beyond the limit there is nothing left to do.
-    let _ = tokio::time::timeout(STOP_LIMIT, supervisor.wait()).await;
+/// A program under supervision.
+pub struct Supervised {
+    /// The process that the program is a child of.
+    pub child: Child,
+    lifeline: Option<ChildStdin>,
+}
+
+impl Supervised {
+    /// Starts a [`command`].
+    ///
+    /// # Errors
+    /// When the shell cannot be started.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
+        let mut child = command.spawn()?;
+        // Taken from the child, which would close it as soon as somebody waits for its end.
+        let lifeline = child.stdin.take();
+        Ok(Self { child, lifeline })
+    }
+
+    /// Closes the program's lifeline, and waits for its end.
+    pub async fn end(mut self) {
+        drop(self.lifeline);
+        // Beyond the limit there is nothing left to do.
+        let _ = tokio::time::timeout(STOP_LIMIT, self.child.wait()).await;
+    }
 }

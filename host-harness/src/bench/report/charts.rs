@@ -115,8 +115,8 @@ pub fn of_lines(results: &Results, palette: &Palette) -> Result<String, DrawErro
             )
         };
         let axes = (
-            axis("body, KB", Scale::Log),
-            axis("CPU, µs/request", Scale::Log),
+            Axis::new("body, KB", Scale::Log),
+            Axis::new("CPU, µs/request", Scale::Log),
         );
         plots += &figure(&title, &dotted(axes, &by_contender(rows, palette, at))?);
     }
@@ -130,8 +130,8 @@ pub fn of_lines(results: &Results, palette: &Palette) -> Result<String, DrawErro
         );
         let at = |row: &Row| (row.load.connections as f64, row.median.rps);
         let axes = (
-            axis("connections", Scale::Log),
-            axis("answers/s", Scale::Linear),
+            Axis::new("connections", Scale::Log),
+            Axis::new("answers/s", Scale::Linear),
         );
         plots += &figure(&title, &dotted(axes, &by_contender(rows, palette, at))?);
     }
@@ -166,8 +166,8 @@ fn of_memory(rows: &[MemoryRow], palette: &Palette) -> Result<String, DrawError>
             threads(count)
         );
         let axes = (
-            axis("prompts, thousands", Scale::Linear),
-            axis("MB", Scale::Linear),
+            Axis::new("prompts, thousands", Scale::Linear),
+            Axis::new("MB", Scale::Linear),
         );
         plots += &figure(&title, &dotted(axes, &lines.collect::<Vec<_>>())?);
     }
@@ -184,12 +184,4 @@ fn line(contender: &str, points: Points, palette: &Palette) -> Line {
 
 fn dotted((x, y): (Axis, Axis), of: &[Line]) -> Result<String, DrawError> {
     lines(Canvas::Dotted, x, y, of)
-}
-
-fn axis(label: &'static str, scale: Scale) -> Axis {
-    Axis {
-        label,
-        scale,
-        end: None,
-    }
 }

@@ -3,25 +3,24 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full};
 use hyper::StatusCode;
+use hyper::header::CONTENT_TYPE;
+use hyper_util::client::legacy;
 use serde::Deserialize;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::results::TraceRow;
 use crate::engine::Role;
+use crate::http::{Client, Http, HttpError, keeping_client};
 use crate::replay::{Request, Spread, Trace};
 use events::StreamReader;
-use pool::ConnectionPool;
-pub use pool::Unanswered;
 
 mod events;
-mod pool;
 mod prompt;
 #[cfg(test)]
 mod tests;
@@ -104,7 +103,7 @@ pub async fn play(
     options: &PlayOptions,
     progress: impl Fn(usize),
 ) -> PlayedTrace {
-    let pool = Arc::new(ConnectionPool::new(at));
+    let client = keeping_client();
     let count = trace.requests.len().min(options.requests);
     let requests = &trace.requests[..count];
     let mut bodies = Bodies::new(requests, options);
@@ -115,7 +114,7 @@ pub async fn play(
         let due = begun + request.arrival.div_f64(options.speedup);
         let body = bodies.next(due).await;
         sleep_until(due).await;
-        in_flight.spawn(ask(Arc::clone(&pool), body, due, options.patience));
+        in_flight.spawn(ask(client.clone(), at, body, due, options.patience));
         while let Some(ended) = in_flight.try_join_next() {
             outcomes.extend(ended);
         }
@@ -173,16 +172,28 @@ impl<'a> Bodies<'a> {
     }
 }
 
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum Unanswered {
+    /// The request cannot be built.
+    #[error(transparent)]
+    Request(#[from] hyper::http::Error),
+    /// The connection could not be made, or broke.
+    #[error(transparent)]
+    Broken(#[from] legacy::Error),
+}
+
 /// Sends one request that was due at `due`, and reads its answer to the end.
 async fn ask(
-    pool: Arc<ConnectionPool>,
+    client: Client,
+    at: SocketAddr,
     body: Bytes,
     due: Instant,
     patience: Duration,
 ) -> RequestOutcome {
     let late = due.elapsed();
     let mut ttft = None;
-    let answer = answer(&pool, body, || {
+    let answer = answer(&client, at, body, || {
         ttft.get_or_insert(due.elapsed());
     });
     let end = match timeout_at(due + patience, answer).await {
@@ -198,11 +209,15 @@ async fn ask(
 
 /// Reads an answer; calls `has_text` at its first text, and possibly again.
 async fn answer(
-    pool: &ConnectionPool,
+    client: &Client,
+    at: SocketAddr,
     body: Bytes,
     mut has_text: impl FnMut(),
 ) -> Result<RequestEnd, Unanswered> {
-    let (mut response, connection) = pool.send(body).await?;
+    let request = hyper::Request::post(format!("http://{at}/v1/chat/completions"))
+        .header(CONTENT_TYPE, "application/json")
+        .body(Full::from(body))?;
+    let mut response = client.request(request).await?;
     let mut reader = StreamReader::default();
     while let Some(frame) = response.frame().await {
         let Ok(frame) = frame else {
@@ -216,7 +231,6 @@ async fn answer(
             has_text();
         }
     }
-    pool.keep(connection);
     Ok(match response.status() {
         StatusCode::OK if reader.is_whole() => RequestEnd::Complete,
         StatusCode::OK => RequestEnd::CutShort,
@@ -228,11 +242,11 @@ async fn answer(
 ///
 /// # Errors
 /// When a state report fails.
-pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, Unanswered> {
+pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, HttpError> {
+    let http = Http::new();
     let mut states = Vec::new();
     for engine in engines {
-        let page = ConnectionPool::new(*engine).get("/__state").await?;
-        states.push(serde_json::from_slice(&page).map_err(Unanswered::Page)?);
+        states.push(http.get_json(*engine, "/__state").await?);
     }
     Ok(states)
 }

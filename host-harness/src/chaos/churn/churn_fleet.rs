@@ -13,10 +13,10 @@ use super::publisher::{DiscoveryPublisher, WorkerEntry};
 use super::source::Source;
 use super::{Churned, GRACE, LOOK};
 use crate::chaos::fleet::{EngineTotals, FleetError, engine_config, unfetched};
-use crate::chaos::http::Http;
 use crate::chaos::play::TotalsSource;
 use crate::chaos::scenario::EngineId;
 use crate::engine::{Dialect, Engine, State};
+use crate::http::Http;
 use crate::run::fleet::Members;
 
 /// Initial workers of each role.
@@ -193,21 +193,6 @@ impl ChurnFleet {
             self.next_event = now + Duration::from_millis(self.dice.random_range(PACE));
         }
         self.publish().await
-    }
-
-    async fn sum_totals(&self) -> Result<EngineTotals, FleetError> {
-        let mut totals = EngineTotals {
-            requests: 0,
-            unfetched: self.lost,
-        };
-        for worker in &self.workers {
-            let Some(now) = worker.report(&self.http).await? else {
-                continue;
-            };
-            totals.requests += now.under_way;
-            totals.unfetched += now.unfetched;
-        }
-        Ok(totals)
     }
 
     /// Ends all workers and returns the counts.
@@ -475,7 +460,18 @@ impl ChurnFleet {
 
 impl TotalsSource for ChurnFleet {
     async fn totals(&self) -> Result<EngineTotals, FleetError> {
-        self.sum_totals().await
+        let mut totals = EngineTotals {
+            requests: 0,
+            unfetched: self.lost,
+        };
+        for worker in &self.workers {
+            let Some(now) = worker.report(&self.http).await? else {
+                continue;
+            };
+            totals.requests += now.under_way;
+            totals.unfetched += now.unfetched;
+        }
+        Ok(totals)
     }
 }
 
@@ -507,7 +503,7 @@ impl Worker {
         if self.engine.is_none() {
             return Ok(None);
         }
-        let state = http.get_json(self.address, "/__state").await?;
+        let state: Value = http.get_json(self.address, "/__state").await?;
         let count = |name: &str| state[name].as_u64().unwrap_or_default();
         Ok(Some(WorkerReport {
             requests: count("requests"),
@@ -547,7 +543,7 @@ fn free_slots(ip: IpAddr, count: usize) -> std::io::Result<Vec<AddressSlot>> {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use serde_json::json;
+    use hyper::Method;
 
     use super::*;
 
@@ -565,7 +561,13 @@ mod tests {
         // Refused, since the request is no leg; but it is counted.
         let answer = fleet
             .http
-            .post(address, "/v1/completions", &json!({}))
+            .send(
+                Method::POST,
+                address,
+                "/v1/completions",
+                "{}".to_owned(),
+                None,
+            )
             .await;
         assert!(answer.is_err());
     }

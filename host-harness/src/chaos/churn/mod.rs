@@ -11,11 +11,11 @@ use tokio::time::sleep;
 use super::client::Clients;
 use super::fleet::own_loopback;
 use super::health::HealthRecord;
-use super::http::Http;
 use super::judge::{ClientOutcomes, Rules, ScenarioVerdict, SettledState, judge};
-use super::play::{PlayError, PlaySettings, tick, until_at_rest, until_ready};
+use super::play::{PlayError, PlaySettings, counted, tick, until_at_rest, until_ready};
 use super::pool;
 use super::scenario::{ClientMix, Demand, FleetSize, Leaks};
+use crate::http::Http;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway};
 
@@ -112,15 +112,7 @@ async fn course(
         error = fleet.stay() => return Err(error.into()),
     };
     let (totals, metrics) = until_at_rest(&http, at.admin, &*fleet).await?;
-    let aftermath = SettledState {
-        kv_leaked: totals.unfetched,
-        kv_leaked_counted: metrics.leaked_handoffs(),
-        kv_unknown: metrics.unknown_handoffs(),
-        resets_counted: metrics.resets(),
-        replaced: metrics.recoveries(),
-        bookings_left: metrics.bookings(),
-        ..SettledState::default()
-    };
+    let aftermath = counted(totals, &metrics);
     let left = UnfinishedWork {
         streams: metrics.streams(),
         requests: totals.requests,

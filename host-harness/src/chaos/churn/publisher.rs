@@ -13,8 +13,8 @@ use tempfile::TempDir;
 use super::page::{PATH, Page};
 use super::source::{self, Source};
 use crate::chaos::fleet::FleetError;
-use crate::chaos::http::Http;
 use crate::host::clusters::ClusterKind;
+use crate::http::Http;
 use crate::run::fleet::{MODEL, Members};
 
 /// Lease of a registered worker.
@@ -204,9 +204,9 @@ impl Registry {
 
     async fn call(&self, method: Method, at: SocketAddr, body: &Value) -> Result<(), FleetError> {
         self.http
-            .send_as(method, at, REGISTER, body, TOKEN)
-            .await
-            .map_err(FleetError::from)
+            .send(method, at, REGISTER, body.to_string(), Some(TOKEN))
+            .await?;
+        Ok(())
     }
 }
 

@@ -178,9 +178,9 @@ fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
         title: title.replace("{per}", &per),
         x: Axis {
             end: Some(intervals.end()),
-            ..axis("arrival, minutes", Scale::Linear)
+            ..Axis::new("arrival, minutes", Scale::Linear)
         },
-        y: axis(unit, scale),
+        y: Axis::new(unit, scale),
         points: Box::new(move |row| intervals.points(&row.shown.served, &value)),
     };
     let workers = comparison.parameters.workers.prefill;
@@ -218,10 +218,10 @@ fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
         ),
         Plot {
             title: "TTFT, all requests: how many have their first token within a time".to_owned(),
-            x: axis("seconds", Scale::Log),
+            x: Axis::new("seconds", Scale::Log),
             y: Axis {
                 end: Some(100.0),
-                ..axis("% of requests", Scale::Linear)
+                ..Axis::new("% of requests", Scale::Linear)
             },
             points: Box::new(|row| distribution(&row.shown.served)),
         },
@@ -235,14 +235,6 @@ fn over_time<'a>(comparison: &'a Comparison<'_>) -> Vec<Plot<'a>> {
         ));
     }
     plots
-}
-
-fn axis(label: &'static str, scale: Scale) -> Axis {
-    Axis {
-        label,
-        scale,
-        end: None,
-    }
 }
 
 impl Plot<'_> {
