@@ -1,42 +1,23 @@
 //! Owns the KV cache of one engine, simulated or in a replay: the blocks in it, and the order of eviction.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+
+use lru::LruCache;
 
 /// Blocks in order of use. A prompt's blocks are used from its end to its start, so that a block is always older than those it
 /// builds on: the oldest one is a leaf, and eviction never takes a block that another one needs.
 #[derive(Debug)]
 pub struct Cache {
     capacity: usize,
-    places: HashMap<u64, usize, BuildHasherDefault<IdentityHasher>>,
-    nodes: Vec<Node>,
-    /// Unused nodes.
-    free: Vec<usize>,
-    newest: usize,
-    oldest: usize,
+    blocks: LruCache<u64, (), BuildHasherDefault<IdentityHasher>>,
 }
-
-/// A block in a list by time of use, with links to its neighbours.
-#[derive(Debug)]
-struct Node {
-    name: u64,
-    newer: usize,
-    older: usize,
-}
-
-/// No node.
-const NONE: usize = usize::MAX;
 
 impl Cache {
     /// An empty cache for `capacity` blocks.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
-            places: HashMap::default(),
-            nodes: Vec::new(),
-            free: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
+            blocks: LruCache::unbounded_with_hasher(BuildHasherDefault::default()),
         }
     }
 
@@ -44,72 +25,17 @@ impl Cache {
     pub fn depth(&self, sequence: &[u64]) -> usize {
         let held = sequence
             .iter()
-            .take_while(|name| self.places.contains_key(name));
+            .take_while(|name| self.blocks.contains(*name));
         held.count()
     }
 
     /// Marks a prompt's blocks as used: missing ones enter, and the least recently used are evicted until all fit.
     pub fn enter(&mut self, sequence: &[u64]) {
         for name in sequence.iter().take(self.capacity).rev() {
-            self.touch(*name);
+            self.blocks.put(*name, ());
         }
-        while self.places.len() > self.capacity {
-            self.evict();
-        }
-    }
-
-    fn touch(&mut self, name: u64) {
-        if let Some(place) = self.places.get(&name).copied() {
-            self.unlink(place);
-            self.link(place);
-            return;
-        }
-        let node = Node {
-            name,
-            newer: NONE,
-            older: NONE,
-        };
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.nodes[place] = node;
-                place
-            }
-            None => {
-                self.nodes.push(node);
-                self.nodes.len() - 1
-            }
-        };
-        self.places.insert(name, place);
-        self.link(place);
-    }
-
-    fn evict(&mut self) {
-        let place = self.oldest;
-        self.unlink(place);
-        self.places.remove(&self.nodes[place].name);
-        self.free.push(place);
-    }
-
-    /// Puts a node at the front.
-    fn link(&mut self, place: usize) {
-        self.nodes[place].newer = NONE;
-        self.nodes[place].older = self.newest;
-        match self.newest {
-            NONE => self.oldest = place,
-            newest => self.nodes[newest].newer = place,
-        }
-        self.newest = place;
-    }
-
-    fn unlink(&mut self, place: usize) {
-        let Node { newer, older, .. } = self.nodes[place];
-        match newer {
-            NONE => self.newest = older,
-            newer => self.nodes[newer].older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.nodes[older].newer = newer,
+        while self.blocks.len() > self.capacity {
+            self.blocks.pop_lru();
         }
     }
 }
@@ -169,7 +95,7 @@ mod tests {
         cache.enter(&[1, 2, 3, 4, 5]);
         assert_eq!(cache.depth(&[1, 2, 3, 4, 5]), 3);
         assert_eq!(cache.depth(&[9]), 0);
-        assert_eq!(cache.places.len(), 3);
+        assert_eq!(cache.blocks.len(), 3);
     }
 
     #[test]
@@ -196,7 +122,7 @@ mod tests {
                 list.push(*name);
             }
             list.drain(..list.len().saturating_sub(20));
-            let mut held: Vec<u64> = cache.places.keys().copied().collect();
+            let mut held: Vec<u64> = cache.blocks.iter().map(|(name, ())| *name).collect();
             let mut expected = list.clone();
             held.sort_unstable();
             expected.sort_unstable();

@@ -5,6 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
 /// Number of remembered ended hand-offs, to distinguish "used" and "expired" from "unknown". Bounded, so that a soak of days does
@@ -84,8 +85,8 @@ pub struct LeaseTable {
     held: HashMap<String, Lease>,
     /// In order, since all leases are equally long. May name hand-offs that have been consumed since.
     deadlines: VecDeque<(Instant, String)>,
-    ends: HashMap<String, LeaseEnd>,
-    end_order: VecDeque<String>,
+    /// In the order in which they ended.
+    ends: LruCache<String, LeaseEnd>,
     counts: LeaseCounts,
 }
 
@@ -98,8 +99,7 @@ impl LeaseTable {
             free: (1..=capacity).collect(),
             held: HashMap::new(),
             deadlines: VecDeque::new(),
-            ends: HashMap::new(),
-            end_order: VecDeque::new(),
+            ends: LruCache::unbounded(),
             counts: LeaseCounts::default(),
         }
     }
@@ -145,7 +145,7 @@ impl LeaseTable {
     ) -> Result<HandoffPrompt, PullRefusal> {
         self.expire(now);
         let Some(lease) = self.held.get(id) else {
-            return Err(match self.ends.get(id) {
+            return Err(match self.ends.peek(id) {
                 Some(LeaseEnd::Consumed) => PullRefusal::Used,
                 Some(LeaseEnd::Expired) => PullRefusal::Expired,
                 Some(LeaseEnd::Lost) => PullRefusal::Lost,
@@ -225,13 +225,10 @@ impl LeaseTable {
         };
         let blocks = lease.blocks.len() as u64;
         self.free.extend(lease.blocks);
-        if self.end_order.len() == REMEMBERED
-            && let Some(oldest) = self.end_order.pop_front()
-        {
-            self.ends.remove(&oldest);
+        self.ends.put(id, end);
+        if self.ends.len() > REMEMBERED {
+            self.ends.pop_lru();
         }
-        self.ends.insert(id.clone(), end);
-        self.end_order.push_back(id);
         blocks
     }
 }
