@@ -78,7 +78,7 @@ const THREE_IN_TEN_500: Fault = Fault::Status {
     share: 0.3,
 };
 
-/// Defaults of most scenarios.
+/// What a scenario has unless it says otherwise.
 const USUAL: Scenario = Scenario {
     name: "",
     what: "",
@@ -100,118 +100,79 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "prefill-killed",
         what: "one of two prefill workers is killed, and comes back",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &dead(P0),
         ejects: Some(Prefill),
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "prefill-killed-2p1d",
         what: "the same in front of a single decode worker, which must not be blamed",
         size: TWO_AND_ONE,
-        mix: ClientMix::Patient,
         script: &dead(P0),
         ejects: Some(Prefill),
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "prefill-hangs",
         what: "one of two prefill workers takes requests and never answers; /health is fine",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(P0), Fault::Hang),
         ejects: Some(Prefill),
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "prefill-500s",
         what: "30 % of all prefill answers are 500",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::All(Prefill), THREE_IN_TEN_500),
-        ejects: None,
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "prefill-500s-one-of-two",
         what: "30 % of one prefill worker's answers are 500",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(P0), THREE_IN_TEN_500),
-        ejects: None,
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "prefill-empty",
         what: "one of two prefill workers answers 200 with nothing",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(P0), Fault::Empty),
         ejects: Some(Prefill),
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "prefill-resets",
         what: "one of two prefill workers breaks the connection without an answer",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(P0), Fault::ResetBeforeHeaders),
         ejects: Some(Prefill),
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "handoffs-lost",
         what: "one of two prefill workers hands off what nobody can fetch",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(P0), Fault::LoseHandoff),
-        ejects: None,
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "decode-429",
         what: "one of two decode workers is too busy for anything",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), always(429)),
-        ejects: None,
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "every-decode-503",
         what: "every decode worker answers 503",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::All(Decode), always(503)),
-        ejects: None,
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "decode-refuses",
         what: "one of two decode workers takes no connection, from the beginning",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &[at(0.0, EngineAction::Kill(D0))],
         ejects: Some(Decode),
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {
         name: "decode-killed",
         what: "one of two decode workers is killed, and comes back",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &dead(D0),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -220,8 +181,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-dies-mid-stream",
         what: "one of two decode workers breaks off after three tokens",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), Fault::DieMidStream { tokens: 3 }),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -230,8 +189,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-resets-before-headers",
         what: "one of two decode workers fetches the blocks, then breaks the connection",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), Fault::ResetBeforeHeaders),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -240,8 +197,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-resets-after-headers",
         what: "one of two decode workers breaks the connection right after its headers",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), Fault::ResetAfterHeaders),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -250,8 +205,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-hangs",
         what: "one of two decode workers takes requests and never answers; /health is fine",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), Fault::Hang),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -260,8 +213,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-silent",
         what: "one of two decode workers sends headers, and then nothing",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), Fault::Silent),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -270,8 +221,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "decode-empty",
         what: "one of two decode workers answers 200 with nothing",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &ill(FaultTarget::One(D0), Fault::Empty),
         ejects: Some(Decode),
         leaks: Leaks::AtLeast,
@@ -280,8 +229,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "rolling-restart",
         what: "every engine is killed and started again, one after the other",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &[
             at(0.10, EngineAction::Kill(P0)),
             at(0.20, EngineAction::Start(P0)),
@@ -292,17 +239,13 @@ pub const SCENARIOS: &[Scenario] = &[
             at(0.76, EngineAction::Kill(D1)),
             at(0.86, EngineAction::Start(D1)),
         ],
-        ejects: None,
         leaks: Leaks::AtLeast,
         ..USUAL
     },
     Scenario {
         name: "client-aborts",
         what: "half of the clients leave: with half a body sent, in prefill, at the headers, in the stream, at its last token",
-        size: TWO_AND_TWO,
         mix: ClientMix::WithLeavers,
-        script: &[],
-        ejects: None,
         leaks: Leaks::AtLeast,
         spares: BOTH,
         demand: Demand::AnswerToGood,
@@ -311,11 +254,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "slow-client",
         what: "a quarter of the clients read slowly, and pause for longer than a worker may be silent",
-        size: TWO_AND_TWO,
         mix: ClientMix::WithSlowReaders,
-        script: &[],
-        ejects: None,
-        leaks: Leaks::Exact,
         spares: BOTH,
         demand: Demand::AnswerToGood,
         pool: PoolSettings::Touchy,
@@ -371,8 +310,6 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "slow-engine",
         what: "one prefill worker begins late and one decode worker drips, both within their deadlines",
-        size: TWO_AND_TWO,
-        mix: ClientMix::Patient,
         script: &[
             at(
                 FAULTY_AT,
@@ -385,8 +322,6 @@ pub const SCENARIOS: &[Scenario] = &[
             at(WELL_AT, EngineAction::Repair(FaultTarget::One(P0))),
             at(WELL_AT, EngineAction::Repair(FaultTarget::One(D0))),
         ],
-        ejects: None,
-        leaks: Leaks::Exact,
         ..USUAL
     },
     Scenario {

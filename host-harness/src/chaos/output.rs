@@ -61,77 +61,53 @@ struct Column {
     cell: fn(&ScenarioResult) -> String,
 }
 
+const fn column(heading: [&'static str; 2], cell: fn(&ScenarioResult) -> String) -> Column {
+    Column { heading, cell }
+}
+
 const COLUMNS: [Column; 16] = [
-    Column {
-        heading: ["scenario", ""],
-        cell: |row| row.name.to_owned(),
-    },
-    Column {
-        heading: ["host", ""],
-        cell: |row| row.host.to_owned(),
-    },
-    Column {
-        heading: ["sent", ""],
-        cell: |row| row.verdict.figures.sent.to_string(),
-    },
-    Column {
-        heading: ["answered", ""],
-        cell: |row| row.verdict.figures.answered.to_string(),
-    },
-    Column {
-        heading: ["engine", "status"],
-        cell: |row| row.verdict.figures.engine_status.to_string(),
-    },
-    Column {
-        heading: ["reset", ""],
-        cell: |row| row.verdict.figures.reset.to_string(),
-    },
-    Column {
-        heading: ["refused", ""],
-        cell: |row| row.verdict.figures.refused.to_string(),
-    },
-    Column {
-        heading: ["failed", ""],
-        cell: |row| row.verdict.figures.failed.to_string(),
-    },
-    Column {
-        heading: ["with a", "pair"],
-        cell: |row| row.verdict.figures.failed_with_healthy_pair.to_string(),
-    },
-    Column {
-        heading: ["ejected", "after ms"],
-        cell: |row| match row.verdict.figures.ejected_after_ms {
+    column(["scenario", ""], |row| row.name.to_owned()),
+    column(["host", ""], |row| row.host.to_owned()),
+    column(["sent", ""], |row| row.verdict.figures.sent.to_string()),
+    column(["answered", ""], |row| {
+        row.verdict.figures.answered.to_string()
+    }),
+    column(["engine", "status"], |row| {
+        row.verdict.figures.engine_status.to_string()
+    }),
+    column(["reset", ""], |row| row.verdict.figures.reset.to_string()),
+    column(["refused", ""], |row| {
+        row.verdict.figures.refused.to_string()
+    }),
+    column(["failed", ""], |row| row.verdict.figures.failed.to_string()),
+    column(["with a", "pair"], |row| {
+        row.verdict.figures.failed_with_healthy_pair.to_string()
+    }),
+    column(["ejected", "after ms"], |row| {
+        match row.verdict.figures.ejected_after_ms {
             Some(time) => time.to_string(),
             None => "-".to_owned(),
-        },
-    },
-    Column {
-        heading: ["KV", "leaked"],
-        cell: |row| row.verdict.figures.kv_leaked.to_string(),
-    },
-    Column {
-        heading: ["", "counted"],
-        cell: |row| row.verdict.figures.kv_leaked_counted.to_string(),
-    },
-    Column {
-        heading: ["", "in doubt"],
-        cell: |row| row.verdict.figures.kv_unknown.to_string(),
-    },
-    Column {
-        heading: ["bookings", "left"],
-        cell: |row| row.verdict.figures.bookings_left.to_string(),
-    },
-    Column {
-        heading: ["clients", "left"],
-        cell: |row| row.verdict.figures.left.to_string(),
-    },
-    Column {
-        heading: ["rules", ""],
-        cell: |row| match row.breaks_a_rule() {
-            true => "broken".to_owned(),
-            false => "kept".to_owned(),
-        },
-    },
+        }
+    }),
+    column(["KV", "leaked"], |row| {
+        row.verdict.figures.kv_leaked.to_string()
+    }),
+    column(["", "counted"], |row| {
+        row.verdict.figures.kv_leaked_counted.to_string()
+    }),
+    column(["", "in doubt"], |row| {
+        row.verdict.figures.kv_unknown.to_string()
+    }),
+    column(["bookings", "left"], |row| {
+        row.verdict.figures.bookings_left.to_string()
+    }),
+    column(["clients", "left"], |row| {
+        row.verdict.figures.left.to_string()
+    }),
+    column(["rules", ""], |row| match row.breaks_a_rule() {
+        true => "broken".to_owned(),
+        false => "kept".to_owned(),
+    }),
 ];
 
 /// Text columns, aligned left.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use routing::fleet::Role;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::health::EngineHealth;
@@ -169,7 +170,8 @@ pub enum FaultTarget {
 }
 
 /// A fault that can be injected into an engine.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Fault {
     /// This share of answers has this status, with a distinct body.
     Status {
@@ -179,6 +181,7 @@ pub enum Fault {
         share: f64,
     },
     /// New requests get this status while the engine has more than `above` requests.
+    #[serde(rename = "status")]
     Full {
         /// 429 or 503.
         status: u16,
@@ -244,28 +247,12 @@ impl Fault {
 
     /// The JSON that `POST /__fault` takes.
     pub fn to_json(self) -> Value {
-        match self {
-            Self::Status { status, share } => json!({
-                "kind": "status", "status": status, "share": share,
-                "headers": injected_headers(status), "body": injected_body(status),
-            }),
-            Self::Full { status, above } => json!({
-                "kind": "status", "status": status, "above": above,
-                "headers": injected_headers(status), "body": injected_body(status),
-            }),
-            Self::HangMetrics => json!({"kind": "hang_metrics"}),
-            Self::CloseIdle { ms } => json!({"kind": "close_idle", "ms": ms}),
-            Self::ResetKeptAlive { share } => json!({"kind": "reset_kept_alive", "share": share}),
-            Self::Hang => json!({"kind": "hang"}),
-            Self::Silent => json!({"kind": "silent"}),
-            Self::Empty => json!({"kind": "empty"}),
-            Self::DieMidStream { tokens } => json!({"kind": "die_mid_stream", "tokens": tokens}),
-            Self::ResetBeforeHeaders => json!({"kind": "reset_before_headers"}),
-            Self::ResetAfterHeaders => json!({"kind": "reset_after_headers"}),
-            Self::LoseHandoff => json!({"kind": "lose_handoff"}),
-            Self::Delay { ms } => json!({"kind": "delay", "ms": ms}),
-            Self::SlowDrip { ms } => json!({"kind": "slow_drip", "ms": ms}),
+        let mut fault = json!(self);
+        if let Self::Status { status, .. } | Self::Full { status, .. } = self {
+            fault["headers"] = injected_headers(status);
+            fault["body"] = json!(injected_body(status));
         }
+        fault
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::instant::Stream;
 
+const JSON: &str = "application/json";
 const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
 /// Any body an engine answers with.
@@ -20,7 +21,7 @@ pub type Body = Either<Full<Bytes>, Either<FedBody, Stream>>;
 
 /// A JSON answer.
 pub fn json(status: StatusCode, content: Bytes) -> Response<Body> {
-    whole(status, "application/json", content)
+    whole(status, JSON, content)
 }
 
 /// An answer with an empty body, and so without a content type.
@@ -32,11 +33,8 @@ pub fn empty(status: StatusCode) -> Response<Body> {
 
 /// An answer with a fixed body.
 pub fn whole(status: StatusCode, content_type: &'static str, content: Bytes) -> Response<Body> {
-    let mut response = Response::new(Either::Left(Full::new(content)));
+    let mut response = typed(content_type, Either::Left(Full::new(content)));
     *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
@@ -48,28 +46,24 @@ pub fn whole_stream(pieces: Vec<Bytes>) -> Response<Body> {
 
 /// An answer whose events a task sends as they occur.
 pub fn events(feed: FedBody) -> Response<Body> {
-    let mut response = Response::new(Either::Right(Either::Left(feed)));
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
-    response
+    typed(EVENT_STREAM, Either::Right(Either::Left(feed)))
 }
 
 /// An answer with prepared events.
 pub fn ready(stream: Stream) -> Response<Body> {
-    let mut response = Response::new(Either::Right(Either::Right(stream)));
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM));
-    response
+    typed(EVENT_STREAM, Either::Right(Either::Right(stream)))
 }
 
 /// An unstreamed answer whose task may fail before sending it.
 pub fn unfinished(feed: FedBody) -> Response<Body> {
-    let mut response = Response::new(Either::Right(Either::Left(feed)));
+    typed(JSON, Either::Right(Either::Left(feed)))
+}
+
+fn typed(content_type: &'static str, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     response
         .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 

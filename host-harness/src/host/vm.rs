@@ -267,10 +267,8 @@ impl Vm {
     /// `proxy_on_request_headers`.
     pub fn request_headers(&self, context: ContextId, end: bool) -> Result<Action, VmDown> {
         let count = self.count(context, |stream| stream.request_headers.headers());
-        self.decide(context, |up| {
-            let call = (context, count, u32::from(end));
-            up.ask(|exports| &exports.request_headers, call)
-        })
+        let call = (context, count, u32::from(end));
+        self.decide(context, |exports| &exports.request_headers, call)
     }
 
     /// `proxy_on_request_body`.
@@ -281,24 +279,24 @@ impl Vm {
         end: bool,
     ) -> Result<Action, VmDown> {
         let call = (context, clamp(size), u32::from(end));
-        self.decide(context, |up| up.ask(|exports| &exports.request_body, call))
+        self.decide(context, |exports| &exports.request_body, call)
     }
 
     /// `proxy_on_request_trailers`.
     pub fn request_trailers(&self, context: ContextId) -> Result<Action, VmDown> {
         let count = self.count(context, |stream| stream.request_trailers.headers());
-        self.decide(context, |up| {
-            up.ask(|exports| &exports.request_trailers, (context, count))
-        })
+        self.decide(
+            context,
+            |exports| &exports.request_trailers,
+            (context, count),
+        )
     }
 
     /// `proxy_on_response_headers`.
     pub fn response_headers(&self, context: ContextId, end: bool) -> Result<Action, VmDown> {
         let count = self.count(context, |stream| stream.response_headers.headers());
-        self.decide(context, |up| {
-            let call = (context, count, u32::from(end));
-            up.ask(|exports| &exports.response_headers, call)
-        })
+        let call = (context, count, u32::from(end));
+        self.decide(context, |exports| &exports.response_headers, call)
     }
 
     /// `proxy_on_response_body`.
@@ -309,15 +307,17 @@ impl Vm {
         end: bool,
     ) -> Result<Action, VmDown> {
         let call = (context, clamp(size), u32::from(end));
-        self.decide(context, |up| up.ask(|exports| &exports.response_body, call))
+        self.decide(context, |exports| &exports.response_body, call)
     }
 
     /// `proxy_on_response_trailers`.
     pub fn response_trailers(&self, context: ContextId) -> Result<Action, VmDown> {
         let count = self.count(context, |stream| stream.response_trailers.headers());
-        self.decide(context, |up| {
-            up.ask(|exports| &exports.response_trailers, (context, count))
-        })
+        self.decide(
+            context,
+            |exports| &exports.response_trailers,
+            (context, count),
+        )
     }
 
     /// `proxy_on_tick` on the root context.
@@ -363,12 +363,13 @@ impl Vm {
         Ok(())
     }
 
-    fn decide(
+    fn decide<P: wasmtime::WasmParams>(
         &self,
         context: ContextId,
-        ask: impl FnOnce(&mut Incarnation) -> wasmtime::Result<Option<u32>>,
+        callback: impl FnOnce(&Exports) -> &Callback<P, u32>,
+        params: P,
     ) -> Result<Action, VmDown> {
-        match self.call(context, ask)? {
+        match self.call(context, |up| up.ask(callback, params))? {
             None | Some(0) => Ok(Action::Continue),
             Some(_) => Ok(Action::Pause),
         }

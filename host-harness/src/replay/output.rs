@@ -98,86 +98,62 @@ pub struct TableColumn {
     pub rank: Option<fn(&ReplayRow) -> f64>,
 }
 
+const fn column(
+    heading: &'static str,
+    unit: &'static str,
+    cell: fn(&ReplayRow) -> String,
+) -> TableColumn {
+    TableColumn {
+        heading,
+        unit,
+        cell,
+        rank: None,
+    }
+}
+
+impl TableColumn {
+    const fn ranked(self, rank: fn(&ReplayRow) -> f64) -> Self {
+        Self {
+            rank: Some(rank),
+            ..self
+        }
+    }
+}
+
 /// The table's columns.
 pub const COLUMNS: [TableColumn; 13] = [
-    TableColumn {
-        heading: "policy",
-        unit: "",
-        cell: |row| row.contender.name().to_owned(),
-        rank: None,
-    },
-    TableColumn {
-        heading: "gateways",
-        unit: "",
-        cell: |row| row.gateways.to_string(),
-        rank: None,
-    },
-    TableColumn {
-        heading: "TTFT",
-        unit: "mean s",
-        cell: |row| seconds(row.figures.ttft_ms.mean),
-        rank: Some(|row| row.figures.ttft_ms.mean),
-    },
-    TableColumn {
-        heading: "TTFT",
-        unit: "p50 s",
-        cell: |row| seconds(row.figures.ttft_ms.p50),
-        rank: Some(|row| row.figures.ttft_ms.p50),
-    },
-    TableColumn {
-        heading: "TTFT",
-        unit: "p90 s",
-        cell: |row| seconds(row.figures.ttft_ms.p90),
-        rank: Some(|row| row.figures.ttft_ms.p90),
-    },
-    TableColumn {
-        heading: "TTFT",
-        unit: "p99 s",
-        cell: |row| seconds(row.figures.ttft_ms.p99),
-        rank: Some(|row| row.figures.ttft_ms.p99),
-    },
-    TableColumn {
-        heading: "wait",
-        unit: "mean s",
-        cell: |row| seconds(row.figures.wait_ms.mean),
-        rank: Some(|row| row.figures.wait_ms.mean),
-    },
-    TableColumn {
-        heading: "prefix hits",
-        unit: "% of tokens",
-        cell: |row| format!("{:.1}", row.figures.prefix_hit_rate * 100.0),
-        rank: Some(|row| -row.figures.prefix_hit_rate),
-    },
-    TableColumn {
-        heading: "imbalance",
-        unit: "busiest/mean",
-        cell: |row| format!("{:.2}", row.figures.imbalance),
-        rank: Some(|row| row.figures.imbalance),
-    },
-    TableColumn {
-        heading: "ITL",
-        unit: "p50 ms",
-        cell: |row| format!("{:.1}", row.figures.itl_ms.p50),
-        rank: None,
-    },
-    TableColumn {
-        heading: "ITL",
-        unit: "p99 ms",
-        cell: |row| format!("{:.1}", row.figures.itl_ms.p99),
-        rank: None,
-    },
-    TableColumn {
-        heading: "refused",
-        unit: "requests",
-        cell: |row| format!("{:.0}", row.figures.refused),
-        rank: None,
-    },
-    TableColumn {
-        heading: "decisions",
-        unit: "per second",
-        cell: |row| format!("{:.0}", row.figures.decisions_per_second),
-        rank: None,
-    },
+    column("policy", "", |row| row.contender.name().to_owned()),
+    column("gateways", "", |row| row.gateways.to_string()),
+    column("TTFT", "mean s", |row| seconds(row.figures.ttft_ms.mean))
+        .ranked(|row| row.figures.ttft_ms.mean),
+    column("TTFT", "p50 s", |row| seconds(row.figures.ttft_ms.p50))
+        .ranked(|row| row.figures.ttft_ms.p50),
+    column("TTFT", "p90 s", |row| seconds(row.figures.ttft_ms.p90))
+        .ranked(|row| row.figures.ttft_ms.p90),
+    column("TTFT", "p99 s", |row| seconds(row.figures.ttft_ms.p99))
+        .ranked(|row| row.figures.ttft_ms.p99),
+    column("wait", "mean s", |row| seconds(row.figures.wait_ms.mean))
+        .ranked(|row| row.figures.wait_ms.mean),
+    column("prefix hits", "% of tokens", |row| {
+        format!("{:.1}", row.figures.prefix_hit_rate * 100.0)
+    })
+    .ranked(|row| -row.figures.prefix_hit_rate),
+    column("imbalance", "busiest/mean", |row| {
+        format!("{:.2}", row.figures.imbalance)
+    })
+    .ranked(|row| row.figures.imbalance),
+    column("ITL", "p50 ms", |row| {
+        format!("{:.1}", row.figures.itl_ms.p50)
+    }),
+    column("ITL", "p99 ms", |row| {
+        format!("{:.1}", row.figures.itl_ms.p99)
+    }),
+    column("refused", "requests", |row| {
+        format!("{:.0}", row.figures.refused)
+    }),
+    column("decisions", "per second", |row| {
+        format!("{:.0}", row.figures.decisions_per_second)
+    }),
 ];
 
 fn seconds(ms: f64) -> String {

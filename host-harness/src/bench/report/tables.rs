@@ -58,19 +58,18 @@ enum Range {
     Hidden,
 }
 
-/// A column of a table of rows.
-#[derive(Clone, Copy)]
-pub struct Column {
+/// A column of a table of `T`.
+pub struct Column<T> {
     heading: &'static str,
     unit: &'static str,
-    figure: fn(&Figures) -> f64,
+    figure: fn(&T) -> f64,
     written: fn(f64) -> String,
     better: Better,
     range: Range,
 }
 
-impl Column {
-    const fn new(heading: &'static str, unit: &'static str, figure: fn(&Figures) -> f64) -> Self {
+impl<T> Column<T> {
+    const fn new(heading: &'static str, unit: &'static str, figure: fn(&T) -> f64) -> Self {
         Self {
             heading,
             unit,
@@ -98,7 +97,9 @@ impl Column {
             ..self
         }
     }
+}
 
+impl Column<Figures> {
     fn cell(&self, row: &Row) -> Cell {
         let written = |figures: &Figures| (self.written)((self.figure)(figures));
         let range = (written(&row.min), written(&row.max));
@@ -110,24 +111,25 @@ impl Column {
     }
 }
 
-const CPU: Column = Column::new("CPU", "µs/request", |of| of.cpu_us_per_request);
-const P50: Column = Column::new("p50", "ms", |of| of.p50_ms);
-const P90: Column = Column::new("p90", "ms", |of| of.p90_ms);
-const P99: Column = Column::new("p99", "ms", |of| of.p99_ms);
-const TTFT: Column = Column::new("TTFT p50", "ms", |of| of.ttft_p50_ms);
-const RPS: Column = Column::new("throughput", "answers/s", |of| of.rps)
+const CPU: Column<Figures> = Column::new("CPU", "µs/request", |of| of.cpu_us_per_request);
+const P50: Column<Figures> = Column::new("p50", "ms", |of| of.p50_ms);
+const P90: Column<Figures> = Column::new("p90", "ms", |of| of.p90_ms);
+const P99: Column<Figures> = Column::new("p99", "ms", |of| of.p99_ms);
+const TTFT: Column<Figures> = Column::new("TTFT p50", "ms", |of| of.ttft_p50_ms);
+const RPS: Column<Figures> = Column::new("throughput", "answers/s", |of: &Figures| of.rps)
     .more_is_better()
     .written(thousands);
-const RSS: Column = Column::new("memory", "MB", |of| of.rss_mb).written(thousands);
-const SUCCESS: Column = Column::new("success", "", |of| of.success_rate)
+const RSS: Column<Figures> =
+    Column::new("memory", "MB", |of: &Figures| of.rss_mb).written(thousands);
+const SUCCESS: Column<Figures> = Column::new("success", "", |of: &Figures| of.success_rate)
     .more_is_better()
     .written(percent);
 
 /// All measured columns.
-pub const FULL: [Column; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
+pub const FULL: [Column<Figures>; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
 
 /// Columns shown in docs/benchmarks.md.
-pub const BRIEF: [Column; 5] = [
+pub const BRIEF: [Column<Figures>; 5] = [
     CPU,
     P50.without_range(),
     P99.without_range(),
@@ -136,7 +138,7 @@ pub const BRIEF: [Column; 5] = [
 ];
 
 /// The rows under one load, in these columns.
-pub fn of_load(group: &Group<'_>, columns: &[Column]) -> Table {
+pub fn of_load(group: &Group<'_>, columns: &[Column<Figures>]) -> Table {
     let cells = group.rows.iter().map(|row| {
         let figures = columns.iter().map(|column| column.cell(row));
         std::iter::once(Cell::of(&row.contender))
@@ -274,52 +276,19 @@ pub fn of_memory(rows: &[MemoryRow]) -> Table {
     }
 }
 
-/// A column of the trace's table.
-struct OfTrace {
-    heading: &'static str,
-    unit: &'static str,
-    figure: fn(&TraceRow) -> f64,
-    written: fn(f64) -> String,
-    better: Better,
-}
-
-const TRACE: [OfTrace; 7] = [
-    OfTrace::times("TTFT mean", |row| row.ttft_mean_ms),
-    OfTrace::times("p50", |row| row.ttft_p50_ms),
-    OfTrace::times("p90", |row| row.ttft_p90_ms),
-    OfTrace::times("p99", |row| row.ttft_p99_ms),
-    OfTrace::parts("hit rate", |row| row.hit_rate),
-    OfTrace {
-        heading: "imbalance",
-        unit: "busiest / mean",
-        figure: |row| row.imbalance,
-        written: short,
-        better: Better::Less,
-    },
-    OfTrace::parts("success", |row| row.success_rate),
+const TRACE: [Column<TraceRow>; 7] = [
+    Column::new("TTFT mean", "ms", |row| row.ttft_mean_ms),
+    Column::new("p50", "ms", |row| row.ttft_p50_ms),
+    Column::new("p90", "ms", |row| row.ttft_p90_ms),
+    Column::new("p99", "ms", |row| row.ttft_p99_ms),
+    Column::new("hit rate", "", |row: &TraceRow| row.hit_rate)
+        .more_is_better()
+        .written(percent),
+    Column::new("imbalance", "busiest / mean", |row| row.imbalance),
+    Column::new("success", "", |row: &TraceRow| row.success_rate)
+        .more_is_better()
+        .written(percent),
 ];
-
-impl OfTrace {
-    const fn times(heading: &'static str, figure: fn(&TraceRow) -> f64) -> Self {
-        Self {
-            heading,
-            unit: "ms",
-            figure,
-            written: short,
-            better: Better::Less,
-        }
-    }
-
-    const fn parts(heading: &'static str, figure: fn(&TraceRow) -> f64) -> Self {
-        Self {
-            heading,
-            unit: "",
-            figure,
-            written: percent,
-            better: Better::More,
-        }
-    }
-}
 
 /// A recorded trace through each contender.
 pub fn of_trace(rows: &[TraceRow]) -> Table {

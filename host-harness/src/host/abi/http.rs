@@ -1,16 +1,16 @@
 //! Owns the host calls about a stream: its header maps, its bodies, its flow, and calls made on its behalf.
 
 use bytes::Bytes;
-use wasmtime::{Caller, Linker};
+use wasmtime::Linker;
 
-use super::{Answer, GuestCall, Output, Refusal, Span, Status, finish, guest, output, slice, span};
+use super::{
+    Answer, GuestCall, Host, Output, Refusal, Span, Status, finish, guest, output, slice, span,
+};
 use crate::host::maps::Headers;
 use crate::host::state::{
     BodySlot, Command, Effect, HostState, LocalReply, MapSlot, PreparedCall, StreamState,
 };
 use crate::host::upstream::{CallRefused, OutgoingRequest};
-
-type Host<'a> = Caller<'a, HostState>;
 
 pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     link_maps(linker)?;

@@ -48,6 +48,9 @@ impl From<Status> for Refusal {
 
 type Answer = Result<(), Refusal>;
 
+/// The guest that calls, with the host's state.
+type Host<'a> = Caller<'a, HostState>;
+
 /// A range of the guest's memory, as pointer and length.
 #[derive(Clone, Copy)]
 struct Span {
@@ -71,10 +74,10 @@ fn output(pointer: u32, size: u32) -> Output {
 }
 
 /// The guest during one host call.
-struct GuestCall<'a>(Caller<'a, HostState>);
+struct GuestCall<'a>(Host<'a>);
 
 /// The guest during a host call that begins, and is counted.
-fn guest(mut caller: Caller<'_, HostState>) -> GuestCall<'_> {
+fn guest(mut caller: Host<'_>) -> GuestCall<'_> {
     counted(&mut caller);
     GuestCall(caller)
 }
@@ -130,7 +133,7 @@ impl GuestCall<'_> {
 }
 
 /// The state of the host, in which a host call is counted.
-fn counted<'c>(caller: &'c mut Caller<'_, HostState>) -> &'c mut HostState {
+fn counted<'c>(caller: &'c mut Host<'_>) -> &'c mut HostState {
     let state = caller.data_mut();
     state.host_calls += 1;
     state

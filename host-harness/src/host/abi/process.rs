@@ -2,15 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use wasmtime::{Caller, Linker};
+use wasmtime::Linker;
 
 use super::{
-    Answer, GuestCall, Output, Refusal, Span, Status, counted, finish, guest, output, slice, span,
+    Answer, GuestCall, Host, Output, Refusal, Span, Status, counted, finish, guest, output, slice,
+    span,
 };
 use crate::host::metrics::{MetricError, MetricKind};
 use crate::host::state::{Effect, HostState};
-
-type Host<'a> = Caller<'a, HostState>;
 
 /// The VM's name in Envoy's bootstrap; queues of other VMs do not exist here.
 const VM_ID: &[u8] = b"pd";

@@ -1,12 +1,10 @@
 //! Owns the properties that the plugin may read about its stream, its route and itself.
 
-use wasmtime::{Caller, Linker};
+use wasmtime::Linker;
 
-use super::{Answer, GuestCall, Output, Span, Status, finish, guest, output, slice, span};
+use super::{Answer, GuestCall, Host, Output, Span, Status, finish, guest, output, slice, span};
 use crate::host::routes::Route;
 use crate::host::state::{HostState, PLUGIN_NAME, StreamInfo};
-
-type Host<'a> = Caller<'a, HostState>;
 
 pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
     linker.func_wrap(
