@@ -13,7 +13,7 @@ use super::health::{EngineHealth, HealthRecord};
 use super::play::TotalsSource;
 use super::pool;
 use super::scenario::{EngineAction, EngineId, Fault, FaultTarget, FleetSize, PoolSettings};
-use crate::engine::{Dialect, Engine, EngineConfig, EngineError};
+use crate::engine::{Dialect, Engine, EngineConfig, EngineError, State};
 use crate::http::{Http, HttpError};
 use crate::run::fleet::engine_role;
 
@@ -82,6 +82,17 @@ pub struct EngineTotals {
     pub requests: u64,
     /// Hand-offs issued by these or by killed engines, and neither fetched nor given up.
     pub unfetched: u64,
+}
+
+impl EngineTotals {
+    /// Those of one engine. A hand-off is unfetched whether or not its lease has ended.
+    pub fn of(state: &State) -> Self {
+        let fetched_or_given_up = state.pulled + state.handoffs_aborted;
+        Self {
+            requests: state.counts.running + state.counts.waiting,
+            unfetched: state.issued.saturating_sub(fetched_or_given_up),
+        }
+    }
 }
 
 impl Fleet {
@@ -248,7 +259,7 @@ impl EngineSlot {
         };
         let last = engine.stop().await;
         let last = last.ok_or(FleetError::NoLastCounts(self.id))?;
-        self.lost += unfetched(last.issued, last.pulled, last.handoffs_aborted);
+        self.lost += EngineTotals::of(&last).unfetched;
         Ok(())
     }
 
@@ -259,13 +270,10 @@ impl EngineSlot {
                 unfetched: self.lost,
             });
         }
-        let state: Value = http.get_json(self.address(), "/__state").await?;
-        let count = |name: &str| state[name].as_u64().unwrap_or_default();
-        let here = unfetched(count("issued"), count("pulled"), count("handoffs_aborted"));
-        Ok(EngineTotals {
-            requests: count("running") + count("waiting"),
-            unfetched: self.lost + here,
-        })
+        let state = http.get_json(self.address(), "/__state").await?;
+        let mut totals = EngineTotals::of(&state);
+        totals.unfetched += self.lost;
+        Ok(totals)
     }
 }
 
@@ -281,11 +289,6 @@ pub fn engine_config(dialect: Dialect, role: Role, listen: SocketAddr) -> Engine
         partner_timeout: PARTNER_TIMEOUT,
         ..EngineConfig::new(engine_role(role))
     }
-}
-
-/// Hand-offs neither fetched nor given up, whether or not their lease has ended.
-pub fn unfetched(issued: u64, pulled: u64, given_up: u64) -> u64 {
-    issued.saturating_sub(pulled + given_up)
 }
 
 /// A loopback address that no other run uses: a port that an engine leaves for a while stays free there, since connections are

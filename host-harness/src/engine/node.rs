@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::aborts::{AbortSelection, Aborts};
@@ -69,7 +69,7 @@ fn now() -> f64 {
 }
 
 /// The answer to `GET /__state`, and the last state of a stopped engine.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct State {
     /// Role of the engine.
     pub role: Role,

@@ -3,13 +3,13 @@
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::dialect::Leg;
 use super::refusal::Refusal;
 
 /// Counts since the engine started; `running` and `waiting` are current.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct EngineCounters {
     /// Generation requests whose headers arrived.
     pub requests: u64,
@@ -86,7 +86,7 @@ impl EngineCounters {
 }
 
 /// Requests by leg.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RequestsByLeg {
     /// Requests whose KV is to be handed off.
     pub prefill: u64,

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::publisher::{DiscoveryPublisher, WorkerEntry};
 use super::source::Source;
 use super::{Churned, GRACE, LOOK};
-use crate::chaos::fleet::{EngineTotals, FleetError, engine_config, unfetched};
+use crate::chaos::fleet::{EngineTotals, FleetError, engine_config};
 use crate::chaos::play::TotalsSource;
 use crate::chaos::scenario::EngineId;
 use crate::engine::{Dialect, Engine, State};
@@ -260,12 +260,12 @@ impl ChurnFleet {
         };
         let Some(before) = requests else {
             if let WorkerState::Draining { requests, .. } = &mut worker.state {
-                *requests = Some(seen.requests);
+                *requests = Some(seen.counts.requests);
             }
             return Ok(());
         };
-        if seen.under_way == 0 || late >= PATIENCE {
-            self.churned.draining_worker_requests += seen.requests - before;
+        if is_idle(&seen) || late >= PATIENCE {
+            self.churned.draining_worker_requests += seen.counts.requests - before;
             worker.state = WorkerState::Removed {
                 since: Instant::now(),
                 requests: None,
@@ -290,11 +290,11 @@ impl ChurnFleet {
         };
         if requests.is_none() {
             if let WorkerState::Removed { requests, .. } = &mut worker.state {
-                *requests = Some(seen.requests);
+                *requests = Some(seen.counts.requests);
             }
             return Ok(true);
         }
-        let over = late >= GRACE + WATCHED && seen.under_way == 0;
+        let over = late >= GRACE + WATCHED && is_idle(&seen);
         if !over && late < PATIENCE {
             return Ok(true);
         }
@@ -453,7 +453,7 @@ impl ChurnFleet {
         };
         let engine = worker.engine.take().ok_or(FleetError::NoEngine(id))?;
         let last = engine.stop().await.ok_or(FleetError::NoLastCounts(id))?;
-        self.lost += unfetched(last.issued, last.pulled, last.handoffs_aborted);
+        self.lost += EngineTotals::of(&last).unfetched;
         Ok(last)
     }
 }
@@ -468,22 +468,12 @@ impl TotalsSource for ChurnFleet {
             let Some(now) = worker.report(&self.http).await? else {
                 continue;
             };
-            totals.requests += now.under_way;
-            totals.unfetched += now.unfetched;
+            let of_worker = EngineTotals::of(&now);
+            totals.requests += of_worker.requests;
+            totals.unfetched += of_worker.unfetched;
         }
         Ok(totals)
     }
-}
-
-/// A worker's own report.
-#[derive(Clone, Copy, Debug)]
-struct WorkerReport {
-    /// Requests received since the start.
-    requests: u64,
-    /// Requests that have not ended.
-    under_way: u64,
-    /// Hand-offs neither fetched nor given up.
-    unfetched: u64,
 }
 
 impl Worker {
@@ -499,18 +489,17 @@ impl Worker {
     }
 
     /// `None`: the worker does not run.
-    async fn report(&self, http: &Http) -> Result<Option<WorkerReport>, FleetError> {
+    async fn report(&self, http: &Http) -> Result<Option<State>, FleetError> {
         if self.engine.is_none() {
             return Ok(None);
         }
-        let state: Value = http.get_json(self.address, "/__state").await?;
-        let count = |name: &str| state[name].as_u64().unwrap_or_default();
-        Ok(Some(WorkerReport {
-            requests: count("requests"),
-            under_way: count("running") + count("waiting"),
-            unfetched: unfetched(count("issued"), count("pulled"), count("handoffs_aborted")),
-        }))
+        Ok(Some(http.get_json(self.address, "/__state").await?))
     }
+}
+
+/// Whether no request waits or runs.
+fn is_idle(state: &State) -> bool {
+    EngineTotals::of(state).requests == 0
 }
 
 /// Requests that came after the first `before`.
@@ -540,79 +529,4 @@ fn free_slots(ip: IpAddr, count: usize) -> std::io::Result<Vec<AddressSlot>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use hyper::Method;
-
-    use super::*;
-
-    async fn fleet(source: Source) -> ChurnFleet {
-        let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let mut fleet = ChurnFleet::start(source, Dialect::Vllm, ip, 1)
-            .await
-            .unwrap();
-        // Postpones the next random event beyond the test.
-        fleet.next_event = Instant::now() + Duration::from_secs(3600);
-        fleet
-    }
-
-    async fn ask(fleet: &ChurnFleet, address: SocketAddr) {
-        // Refused, since the request is no leg; but it is counted.
-        let answer = fleet
-            .http
-            .send(
-                Method::POST,
-                address,
-                "/v1/completions",
-                "{}".to_owned(),
-                None,
-            )
-            .await;
-        assert!(answer.is_err());
-    }
-
-    #[tokio::test]
-    async fn a_request_that_comes_long_after_a_removal_is_counted_and_an_earlier_one_is_not() {
-        let mut fleet = fleet(Source::Document).await;
-        let removed = fleet.workers[0].address;
-        fleet.workers[0].state = WorkerState::Removed {
-            since: Instant::now(),
-            requests: None,
-        };
-        ask(&fleet, removed).await;
-        let begin = Instant::now();
-        let mut late = false;
-        while fleet.workers.iter().any(|worker| worker.address == removed) {
-            fleet.step().await.unwrap();
-            assert!(fleet.entries().iter().all(|entry| entry.address != removed));
-            if !late && begin.elapsed() > GRACE + 4 * LOOK {
-                late = true;
-                ask(&fleet, removed).await;
-            }
-            tokio::time::sleep(LOOK).await;
-        }
-        assert_eq!(fleet.stop().await.removed_worker_requests, 1);
-    }
-
-    #[test]
-    fn no_port_is_given_twice() {
-        let slots = free_slots(IpAddr::V4(Ipv4Addr::new(127, 9, 9, 9)), MANY).unwrap();
-        let ports = slots
-            .iter()
-            .flat_map(|slot| [slot.address.port(), slot.bootstrap]);
-        let ports: std::collections::BTreeSet<_> = ports.collect();
-        assert_eq!((slots.len(), ports.len()), (2 * MANY, 4 * MANY));
-        let prefill = slots.iter().filter(|slot| slot.role == Role::Prefill);
-        assert_eq!(prefill.count(), MANY);
-    }
-
-    #[tokio::test]
-    async fn enough_stay_and_whoever_is_written_down_only_dies() {
-        let fleet = fleet(Source::Static).await;
-        let later = Instant::now() + 2 * KNOWN;
-        assert_eq!(fleet.possible(Role::Prefill, later), [WorkerEvent::Die]);
-        assert_eq!(fleet.possible(Role::Prefill, Instant::now()), []);
-        fleet.stop().await;
-    }
-}
+mod tests;
