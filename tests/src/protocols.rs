@@ -60,11 +60,6 @@ impl Protocol {
         matches!(self, Protocol::Nixl | Protocol::Mooncake | Protocol::Trtllm)
     }
 
-    /// Whether prefill engines have a bootstrap server.
-    pub fn has_bootstrap(self) -> bool {
-        matches!(self, Protocol::Mooncake | Protocol::Sglang)
-    }
-
     /// Role of the engines that receive the decode leg.
     pub fn decode_role(self) -> Role {
         match self.has_prefill_leg() {

@@ -1,28 +1,21 @@
 //! Owns the queue of future events: in order of time, and of entry where times are equal.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Future events.
 #[derive(Debug)]
 pub struct EventQueue<E> {
-    entries: BinaryHeap<Reverse<Entry<E>>>,
+    /// By time and number of entry.
+    entries: BTreeMap<(Duration, u64), E>,
     entered: u64,
-}
-
-#[derive(Debug)]
-struct Entry<E> {
-    at: Duration,
-    number: u64,
-    event: E,
 }
 
 impl<E> EventQueue<E> {
     /// An empty queue.
     pub fn new() -> Self {
         Self {
-            entries: BinaryHeap::new(),
+            entries: BTreeMap::new(),
             entered: 0,
         }
     }
@@ -30,48 +23,18 @@ impl<E> EventQueue<E> {
     /// Schedules `event` at that time.
     pub fn push(&mut self, at: Duration, event: E) {
         self.entered += 1;
-        self.entries.push(Reverse(Entry {
-            at,
-            number: self.entered,
-            event,
-        }));
+        self.entries.insert((at, self.entered), event);
     }
 
     /// Time of the next event.
     pub fn due(&self) -> Option<Duration> {
-        self.entries.peek().map(|Reverse(entry)| entry.at)
+        self.entries.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// The next event, and its time.
     pub fn pop(&mut self) -> Option<(Duration, E)> {
-        let Reverse(entry) = self.entries.pop()?;
-        Some((entry.at, entry.event))
-    }
-}
-
-impl<E> Entry<E> {
-    fn order(&self) -> (Duration, u64) {
-        (self.at, self.number)
-    }
-}
-
-impl<E> PartialEq for Entry<E> {
-    fn eq(&self, other: &Self) -> bool {
-        self.order() == other.order()
-    }
-}
-
-impl<E> Eq for Entry<E> {}
-
-impl<E> PartialOrd for Entry<E> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<E> Ord for Entry<E> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.order().cmp(&other.order())
+        let ((at, _), event) = self.entries.pop_first()?;
+        Some((at, event))
     }
 }
 
