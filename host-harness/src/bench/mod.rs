@@ -85,7 +85,7 @@ pub struct Args {
     /// Speed-up of the trace and of its engines.
     #[arg(long, value_name = "F", default_value_t = 10.0, value_parser = |text: &str| within(text, 0.1..=1000.0, "a number from 0.1 to 1000"))]
     speedup: f64,
-    /// Folder for report.json, report.md and report.html.
+    /// Folder for report.json and report.html.
     #[arg(long, value_name = "FOLDER", default_value = "target/bench")]
     out: PathBuf,
     #[command(flatten)]

@@ -1,9 +1,7 @@
-//! Owns the report of a benchmark: the results for machines, the tables of docs/benchmarks.md, and one page of HTML with plots. All of it is
-//! derived from the results alone.
+//! Owns the report of a benchmark: the results for machines, and one page of HTML with plots, derived from the results alone.
 
 mod charts;
 mod contenders;
-mod markdown;
 mod memory;
 mod numbers;
 mod page;
@@ -35,7 +33,7 @@ pub enum ReportError {
     },
 }
 
-/// Writes `report.json`, `report.md` and `report.html` into a folder, which is created if missing.
+/// Writes `report.json` and `report.html` into a folder, which is created if missing.
 ///
 /// # Errors
 /// When a plot cannot be drawn, or a file cannot be written. Files written before remain.
@@ -46,9 +44,8 @@ pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
     };
     std::fs::create_dir_all(folder).map_err(in_folder)?;
     let json = serde_json::to_string_pretty(results)? + "\n";
-    // The figures first: the other files can be derived from them after a failure.
+    // The figures first: the page can be derived from them after a failure.
     put(folder.join("report.json"), &json)?;
-    put(folder.join("report.md"), &markdown::document(results))?;
     put(folder.join("report.html"), &page::page(results)?)
 }
 

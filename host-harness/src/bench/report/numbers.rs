@@ -42,14 +42,6 @@ pub fn percent(part: f64) -> String {
     }
 }
 
-/// A figure with its range over the rounds.
-pub fn ranged(median: String, min: String, max: String) -> String {
-    match min == max {
-        true => median,
-        false => format!("{median} ({min}–{max})"),
-    }
-}
-
 /// Bytes of a body, as text.
 pub fn bytes(count: usize) -> String {
     match count % KB {
@@ -97,16 +89,6 @@ mod tests {
             [1.0, 0.99996, 0.9951, 0.0, f64::NAN].map(percent),
             ["100 %", "99.9 %", "99.5 %", "0.0 %", "–"]
         );
-    }
-
-    #[test]
-    fn a_range_of_one_round_is_left_out() {
-        let words = |figures: [&str; 3]| {
-            let [median, min, max] = figures.map(str::to_owned);
-            ranged(median, min, max)
-        };
-        assert_eq!(words(["4", "3", "5"]), "4 (3–5)");
-        assert_eq!(words(["4", "4", "4"]), "4");
     }
 
     #[test]

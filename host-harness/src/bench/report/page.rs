@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use super::charts;
 use super::contenders::{Palette, meaning};
-use super::markdown::in_a_line;
-use super::select::by_load;
-use super::tables::{FULL, Table, of_load, of_memory, of_trace};
+use super::numbers::thousands;
+use super::select::{by_load, unique};
+use super::tables::{Table, of_load, of_memory, of_trace};
 use crate::bench::results::Results;
 use crate::plot::{DrawError, escaped, head, hex};
 
@@ -36,6 +36,39 @@ pub fn page(results: &Results) -> Result<String, DrawError> {
     page += &contenders(&palette);
     page += &absent(results);
     Ok(page + "</body></html>\n")
+}
+
+/// Machine, date, versions and rounds, in one line.
+fn in_a_line(results: &Results) -> String {
+    let machine = &results.machine;
+    let versions: Vec<String> = results
+        .versions
+        .iter()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let counts = unique(results.rows.iter().map(|row| row.rounds));
+    let rounds = match (counts.iter().min(), counts.iter().max()) {
+        (Some(1), Some(1)) => format!("one round of {} s", results.round_s),
+        (Some(least), Some(most)) if least == most => {
+            format!("medians of {least} rounds of {} s", results.round_s)
+        }
+        (Some(least), Some(most)) => {
+            format!(
+                "medians of {least} to {most} rounds of {} s",
+                results.round_s
+            )
+        }
+        _ => "no rounds".to_owned(),
+    };
+    format!(
+        "{}, {} cores, {} MB, Linux {}; {}; {}; {rounds}",
+        machine.cpu,
+        machine.cores,
+        thousands(machine.memory_mb as f64),
+        machine.kernel,
+        results.date,
+        versions.join(", ")
+    )
 }
 
 /// Id of a contender's box in the legend, by position: the contender's name may hold any characters.
@@ -78,7 +111,7 @@ fn figures(results: &Results) -> String {
                     only measure, does less.</p>\n"
         .to_owned();
     for group in by_load(&results.rows) {
-        text += &written(&of_load(&group, &FULL));
+        text += &written(&of_load(&group));
     }
     if !results.trace.is_empty() {
         text += &written(&of_trace(&results.trace));

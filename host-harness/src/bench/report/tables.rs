@@ -2,9 +2,9 @@
 
 use super::contenders::Family;
 use super::memory::{MARK, MemoryGrowth};
-use super::numbers::{bytes, percent, ranged, short, thousands};
-use super::select::{Group, answers, connections, in_words, manner, threads, unique};
-use crate::bench::results::{Figures, Load, MemoryRow, Row, TraceRow};
+use super::numbers::{bytes, percent, short, thousands};
+use super::select::{Group, answers, in_words, unique};
+use crate::bench::results::{Figures, MemoryRow, Row, TraceRow};
 
 /// A table.
 pub struct Table {
@@ -34,14 +34,6 @@ impl Cell {
             ..Self::default()
         }
     }
-
-    /// The figure and its range in one line.
-    pub fn in_line(&self) -> String {
-        match &self.range {
-            None => self.text.clone(),
-            Some((min, max)) => ranged(self.text.clone(), min.clone(), max.clone()),
-        }
-    }
 }
 
 /// Which of two figures is better.
@@ -51,21 +43,13 @@ enum Better {
     More,
 }
 
-/// Whether a column shows the range of its figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Range {
-    Shown,
-    Hidden,
-}
-
 /// A column of a table of `T`.
-pub struct Column<T> {
+struct Column<T> {
     heading: &'static str,
     unit: &'static str,
     figure: fn(&T) -> f64,
     written: fn(f64) -> String,
     better: Better,
-    range: Range,
 }
 
 impl<T> Column<T> {
@@ -76,7 +60,6 @@ impl<T> Column<T> {
             figure,
             written: short,
             better: Better::Less,
-            range: Range::Shown,
         }
     }
 
@@ -90,13 +73,6 @@ impl<T> Column<T> {
     const fn written(self, written: fn(f64) -> String) -> Self {
         Self { written, ..self }
     }
-
-    const fn without_range(self) -> Self {
-        Self {
-            range: Range::Hidden,
-            ..self
-        }
-    }
 }
 
 impl Column<Figures> {
@@ -105,7 +81,7 @@ impl Column<Figures> {
         let range = (written(&row.min), written(&row.max));
         Cell {
             text: written(&row.median),
-            range: (self.range == Range::Shown && range.0 != range.1).then_some(range),
+            range: (range.0 != range.1).then_some(range),
             best: false,
         }
     }
@@ -126,28 +102,19 @@ const SUCCESS: Column<Figures> = Column::new("success", "", |of: &Figures| of.su
     .written(percent);
 
 /// All measured columns.
-pub const FULL: [Column<Figures>; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
+const COLUMNS: [Column<Figures>; 8] = [CPU, RPS, P50, P90, P99, TTFT, RSS, SUCCESS];
 
-/// Columns shown in docs/benchmarks.md.
-pub const BRIEF: [Column<Figures>; 5] = [
-    CPU,
-    P50.without_range(),
-    P99.without_range(),
-    RPS.without_range(),
-    SUCCESS.without_range(),
-];
-
-/// The rows under one load, in these columns.
-pub fn of_load(group: &Group<'_>, columns: &[Column<Figures>]) -> Table {
+/// The rows under one load, in all measured columns.
+pub fn of_load(group: &Group<'_>) -> Table {
     let cells = group.rows.iter().map(|row| {
-        let figures = columns.iter().map(|column| column.cell(row));
+        let figures = COLUMNS.iter().map(|column| column.cell(row));
         std::iter::once(Cell::of(&row.contender))
             .chain(figures)
             .collect()
     });
     let mut table = Table {
         title: format!("{}; {}", in_words(group.load), rounds(&group.rows)),
-        head: head(columns.iter().map(|column| (column.heading, column.unit))),
+        head: head(COLUMNS.iter().map(|column| (column.heading, column.unit))),
         rows: cells.collect(),
     };
     let rivals: Vec<bool> = group
@@ -155,7 +122,7 @@ pub fn of_load(group: &Group<'_>, columns: &[Column<Figures>]) -> Table {
         .iter()
         .map(|row| Family::of(&row.contender) != Family::Control && answers(&row.median))
         .collect();
-    for (at, column) in columns.iter().enumerate() {
+    for (at, column) in COLUMNS.iter().enumerate() {
         let figures = group.rows.iter().map(|row| (column.figure)(&row.median));
         mark(&mut table, at + 1, &rivals, figures, column.better);
     }
@@ -205,34 +172,6 @@ fn mark(
     }
     for at in among() {
         table.rows[at][column].best = table.rows[at][column].text == text;
-    }
-}
-
-/// CPU by body size: rows that differ in nothing else.
-pub fn of_bodies(load: &Load, rows: &[&Row], shown: impl Fn(&str) -> bool) -> Table {
-    let mut sizes = unique(rows.iter().map(|row| row.load.body_bytes));
-    sizes.sort_unstable();
-    let names = unique(rows.iter().map(|row| row.contender.as_str()));
-    let cells = names.iter().filter(|name| shown(name)).map(|name| {
-        let of_size = |size: &usize| {
-            let mut of = rows.iter().filter(|row| row.contender == **name);
-            let row = of.find(|row| row.load.body_bytes == *size);
-            row.map_or_else(|| Cell::of("–"), |row| CPU.cell(row))
-        };
-        let figures = sizes.iter().map(of_size);
-        std::iter::once(Cell::of(*name)).chain(figures).collect()
-    });
-    let words: Vec<String> = sizes.iter().map(|size| bytes(*size)).collect();
-    Table {
-        title: format!(
-            "CPU by body, µs/request: {}, {}, {}; {}",
-            manner(load),
-            connections(load),
-            threads(load.threads),
-            rounds(rows)
-        ),
-        head: head(words.iter().map(|size| (size.as_str(), ""))),
-        rows: cells.collect(),
     }
 }
 
