@@ -34,6 +34,12 @@ pub struct Member<'a> {
     pub key: Cow<'a, str>,
     /// The value's own bytes.
     pub value: &'a str,
+    at: Position,
+}
+
+/// Position of a member in its object, with what is needed to remove its comma too.
+#[derive(Debug, Clone, Copy)]
+struct Position {
     index: usize,
     start: usize,
     value_start: usize,
@@ -71,7 +77,7 @@ pub struct ValueSpan(Range<usize>);
 impl Member<'_> {
     /// Byte range of the value.
     pub fn place(&self) -> ValueSpan {
-        ValueSpan(self.value_start..self.end)
+        ValueSpan(self.at.value_start..self.at.end)
     }
 }
 
@@ -150,12 +156,33 @@ pub(crate) fn behind_string(opened: &[u8]) -> &[u8] {
     }
 }
 
+/// The bytes outside of strings; an opening quote stands for its string.
+fn outside_strings(json: &[u8]) -> impl Iterator<Item = u8> {
+    let mut rest = json;
+    std::iter::from_fn(move || {
+        let (byte, after) = rest.split_first()?;
+        rest = match byte {
+            b'"' => behind_string(after),
+            _ => after,
+        };
+        Some(*byte)
+    })
+}
+
 /// Whether a value is empty: null, or an object without members.
 pub fn says_nothing(value: &str) -> bool {
-    let inside = value
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
-    value == "null" || inside.is_some_and(|inside| inside.trim_ascii().is_empty())
+    value == "null" || is_blank_between('{', '}', value)
+}
+
+/// Whether a value is an empty list.
+pub fn is_empty_list(value: &str) -> bool {
+    is_blank_between('[', ']', value)
+}
+
+fn is_blank_between(open: char, close: char, value: &str) -> bool {
+    let inside = value.strip_prefix(open);
+    let inside = inside.and_then(|rest| rest.strip_suffix(close));
+    inside.is_some_and(|inside| inside.trim_ascii().is_empty())
 }
 
 /// Separates a body of another JSON type from one that is not JSON.
@@ -199,12 +226,14 @@ impl<'a> Visitor<'a> for Members<'_, 'a> {
                 object.members.push(Member {
                     key,
                     value: raw_value.get(),
-                    index: object.count,
-                    start,
-                    value_start,
-                    end,
-                    previous_end,
-                    next_start: None,
+                    at: Position {
+                        index: object.count,
+                        start,
+                        value_start,
+                        end,
+                        previous_end,
+                        next_start: None,
+                    },
                 });
             }
             object.count = object.count.saturating_add(1);
@@ -219,9 +248,9 @@ impl Object<'_> {
     fn close_previous(&mut self, start: usize) {
         let previous = self.count.checked_sub(1);
         if let Some(last) = self.members.last_mut()
-            && Some(last.index) == previous
+            && Some(last.at.index) == previous
         {
-            last.next_start = Some(start);
+            last.at.next_start = Some(start);
         }
     }
 }
@@ -248,18 +277,8 @@ pub struct Edits {
     insert_at: usize,
     inserted: Vec<(String, String)>,
     remaining: usize,
-    removed: Vec<Span>,
+    removed: Vec<Position>,
     splices: Vec<(Range<usize>, String)>,
-}
-
-/// A member to remove, with the positions needed to remove its comma too.
-#[derive(Debug, Clone)]
-struct Span {
-    index: usize,
-    start: usize,
-    end: usize,
-    previous_end: usize,
-    next_start: Option<usize>,
 }
 
 impl Edits {
@@ -276,13 +295,30 @@ impl Edits {
     /// Removes a member.
     pub fn remove(&mut self, member: &Member<'_>) {
         self.remaining = self.remaining.saturating_sub(1);
-        self.removed.push(Span {
-            index: member.index,
-            start: member.start,
-            end: member.end,
-            previous_end: member.previous_end,
-            next_start: member.next_start,
-        });
+        self.removed.push(member.at);
+    }
+
+    /// Removes every occurrence of a member; returns whether there was one.
+    pub fn remove_all(&mut self, object: &Object<'_>, key: &str) -> bool {
+        let before = self.removed.len();
+        object.all(key).for_each(|member| self.remove(member));
+        self.removed.len() > before
+    }
+
+    /// Replaces the value of every occurrence of a member; returns whether there was one.
+    pub fn replace_all(&mut self, object: &Object<'_>, key: &str, value: &str) -> bool {
+        let before = self.splices.len();
+        object
+            .all(key)
+            .for_each(|member| self.replace(member, value));
+        self.splices.len() > before
+    }
+
+    /// Sets every occurrence of a member; inserts the member where there is none.
+    pub fn set(&mut self, object: &Object<'_>, key: &str, value: &str) {
+        if !self.replace_all(object, key, value) {
+            self.insert(key, value);
+        }
     }
 
     /// Inserts a member before all others. `key` must need no escaping; `value` is JSON.
@@ -334,7 +370,7 @@ impl Edits {
         let mut ranges = Vec::new();
         let mut spans = spans.into_iter().peekable();
         while let Some(first) = spans.next() {
-            let mut last = first.clone();
+            let mut last = first;
             while let Some(next) = spans.next_if(|next| next.index == last.index.saturating_add(1))
             {
                 last = next;

@@ -39,12 +39,17 @@ pub fn without_handoff_fields(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
     for name in HANDOFF_FIELDS {
-        for member in request.body.all(name) {
-            edits.remove(member);
-            found = true;
-        }
+        found |= edits.remove_all(&request.body, name);
     }
     found.then_some(edits)
+}
+
+/// The edits of the client's body, with those that remove these members.
+fn without(request: &Request<'_>, names: &[&str], mut edits: Edits) -> Edits {
+    for name in names {
+        edits.remove_all(&request.body, name);
+    }
+    edits
 }
 
 #[cfg(test)]

@@ -6,13 +6,11 @@
 
 use std::time::Duration;
 
-use super::protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
-};
+use super::protocol::{Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved::{self, Unserved};
-use super::{MAX_HANDOFF, hosts, one_token};
+use super::{MAX_HANDOFF, hosts, one_token, without};
 use crate::json::{Edits, Object, count_numbers};
 use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
@@ -69,10 +67,7 @@ impl Protocol for Nixl {
         request: &Request<'_>,
         _rooms: &mut Rooms,
     ) -> Result<Box<dyn Handoff>, Refusal> {
-        Ok(Box::new(NixlHandoff {
-            one_token: cleanup_edits(request),
-            decode: decode_edits(request),
-        }))
+        Ok(Box::new(NixlHandoff::of(request)))
     }
 }
 
@@ -84,13 +79,20 @@ struct NixlHandoff {
     decode: Edits,
 }
 
+impl NixlHandoff {
+    fn of(request: &Request<'_>) -> Self {
+        Self {
+            one_token: cleanup_edits(request),
+            decode: decode_edits(request),
+        }
+    }
+}
+
 impl Handoff for NixlHandoff {
     fn prefill(&self) -> Edits {
-        prefill_edits(self.one_token.clone())
-    }
-
-    fn decode_at_once(&self) -> Option<Edits> {
-        None
+        let mut edits = self.one_token.clone();
+        edits.insert(PARAMS, PREFILL_PARAMS);
+        edits
     }
 
     fn staged(&self, answer: &[u8], _block_tokens: u32) -> Option<Staged> {
@@ -110,63 +112,32 @@ impl Handoff for NixlHandoff {
     fn renewed(&self, _prefill: &Prefill<'_>, _rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(self.clone()))
     }
-
-    fn abort(&self) -> Option<AbortCall> {
-        None
-    }
-}
-
-/// Edits that make the client's body the prefill leg's, from those for one token.
-fn prefill_edits(one_token: Edits) -> Edits {
-    let mut edits = one_token;
-    edits.insert(PARAMS, PREFILL_PARAMS);
-    edits
 }
 
 /// Edits that make the client's body request one token, unstreamed, for the prefill leg and for the leg that fetches blocks
 /// left behind by a client; without the hand-off.
 pub fn cleanup_edits(request: &Request<'_>) -> Edits {
-    without_params(request, one_token::edits(request))
+    without(request, &[PARAMS], one_token::edits(request))
 }
 
 /// Edits that make the client's body the decode leg's, except for the hand-off, which only prefill's answer contains.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
-    without_params(request, request.body.edit())
-}
-
-fn without_params(request: &Request<'_>, mut edits: Edits) -> Edits {
-    request
-        .body
-        .all(PARAMS)
-        .for_each(|member| edits.remove(member));
-    edits
+    without(request, &[PARAMS], request.body.edit())
 }
 
 /// The `kv_transfer_params` of a prefill answer, passed on byte for byte, because their fields differ by version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferParams {
     params: String,
-    blocks: u64,
+    /// KV blocks that the prefill worker holds until they are fetched.
+    pub blocks: u64,
+    /// When the prefill worker frees the blocks, since 1970; none where unknown.
     expires: Option<Duration>,
+    /// The hosts that decode would fetch the blocks from.
     hosts: Vec<String>,
 }
 
 impl TransferParams {
-    /// KV blocks that the prefill worker holds until they are fetched.
-    pub fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    /// When the prefill worker frees the blocks, since 1970; none where unknown.
-    pub fn expires(&self) -> Option<Duration> {
-        self.expires
-    }
-
-    /// The hosts that decode would fetch the blocks from.
-    pub fn hosts(&self) -> &[String] {
-        &self.hosts
-    }
-
     /// Reads a prefill worker's answer; none without a hand-off (missing, null, not an object, longer than any prompt
     /// needs, or without blocks to fetch).
     pub fn parse(answer: &[u8]) -> Option<Self> {
@@ -215,7 +186,8 @@ mod tests {
 
     fn prefill_leg(generation: Generation, body: &str) -> String {
         let request = Request::parse(generation, body.as_bytes()).unwrap();
-        String::from_utf8(prefill_edits(cleanup_edits(&request)).apply(body.as_bytes())).unwrap()
+        let edits = NixlHandoff::of(&request).prefill();
+        String::from_utf8(edits.apply(body.as_bytes())).unwrap()
     }
 
     #[test]
@@ -266,7 +238,7 @@ mod tests {
         let answer =
             format!(r#"{{"id":"x","choices":[],"kv_transfer_params":{params},"usage":null}}"#);
         let handoff = TransferParams::parse(answer.as_bytes()).unwrap();
-        assert_eq!(handoff.blocks(), 3);
+        assert_eq!(handoff.blocks, 3);
         let body = r#" {"model":"m","kv_transfer_params":null,"messages":[], "seed":9007199254740993,"seed":1.0}"#;
         let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
         let mut edits = decode_edits(&request);
@@ -300,6 +272,6 @@ mod tests {
             br#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[]}}"#,
         )
         .unwrap();
-        assert_eq!(empty.blocks(), 0);
+        assert_eq!(empty.blocks, 0);
     }
 }

@@ -22,10 +22,8 @@ pub fn edits(request: &Request<'_>) -> Edits {
         Generation::Responses => limit(body, "max_output_tokens", &mut edits),
         _ => limit(body, "max_tokens", &mut edits),
     }
-    body.all("stream")
-        .for_each(|member| edits.replace(member, "false"));
-    body.all("stream_options")
-        .for_each(|member| edits.remove(member));
+    edits.replace_all(body, "stream", "false");
+    edits.remove_all(body, "stream_options");
     bound(body, "min_tokens", &mut edits);
     edits
 }
@@ -35,7 +33,7 @@ fn limit(body: &Object<'_>, name: &str, edits: &mut Edits) {
         edits.insert(name, "1");
     }
     for name in LIMITS {
-        body.all(name).for_each(|member| edits.replace(member, "1"));
+        edits.replace_all(body, name, "1");
     }
 }
 
@@ -69,12 +67,7 @@ fn sampling(params: &str) -> String {
 
 fn sampling_object(params: &str) -> Option<String> {
     edited(params, SAMPLING, |object, edits| {
-        if object.get(SAMPLED).is_none() {
-            edits.insert(SAMPLED, "1");
-        }
-        object
-            .all(SAMPLED)
-            .for_each(|member| edits.replace(member, "1"));
+        edits.set(object, SAMPLED, "1");
         bound(object, "min_new_tokens", edits);
     })
 }

@@ -15,16 +15,12 @@ use super::protocol::{
     AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
 };
 use super::rooms::Rooms;
-use super::staged::Staged;
-use super::unserved;
+use super::{unserved, without};
 use crate::fleet::Target;
 use crate::json::Edits;
 use crate::refusal::Refusal;
 use crate::rendezvous::NotServed;
 use crate::request::{Generation, Prompts, Request, Sequences};
-
-/// The fields of a hand-off.
-const FIELDS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
 /// The rank that serves a leg.
 const RANK: &str = "routed_dp_rank";
@@ -34,6 +30,16 @@ const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
 /// The rank that serves a leg, under the name of older releases; newer ones still read it.
 const OLD_RANK: &str = "data_parallel_rank";
+
+/// The fields of a hand-off, and the ranks: the router picks them, and the rooms are aligned to them.
+const FIELDS: [&str; 6] = [
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    RANK,
+    PREFILL_RANK,
+    OLD_RANK,
+];
 
 /// Maximum sequences in one request: each needs a room, and a small body must not request millions.
 const MOST_SEQUENCES: u64 = 1024;
@@ -160,10 +166,6 @@ impl Handoff for SglangHandoff {
         Some(edits)
     }
 
-    fn staged(&self, _answer: &[u8], _block_tokens: u32) -> Option<Staged> {
-        None
-    }
-
     fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(Self {
             bootstrap: prefill.binding?.bootstrap.clone(),
@@ -266,28 +268,14 @@ fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut Edits
 
 /// Edits of the decode leg, without the hand-off.
 fn decode_edits(request: &Request<'_>) -> Edits {
-    without_handoff(request, request.body.edit())
+    without(request, &FIELDS, request.body.edit())
 }
 
 /// Edits of the prefill leg, without the hand-off.
 fn prefill_edits(request: &Request<'_>) -> Edits {
-    let mut edits = without_handoff(request, one_token::edits(request));
+    let mut edits = without(request, &FIELDS, one_token::edits(request));
     // The router uses an id of its own to abort the request at the worker: of two, the last one would count.
-    request
-        .body
-        .all("rid")
-        .for_each(|member| edits.remove(member));
-    edits
-}
-
-/// Removes ranks in a body too: the router picks the rank, and the room is aligned to it.
-fn without_handoff(request: &Request<'_>, mut edits: Edits) -> Edits {
-    for name in FIELDS.into_iter().chain([RANK, PREFILL_RANK, OLD_RANK]) {
-        request
-            .body
-            .all(name)
-            .for_each(|member| edits.remove(member));
-    }
+    edits.remove_all(&request.body, "rid");
     edits
 }
 

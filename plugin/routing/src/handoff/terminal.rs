@@ -6,7 +6,7 @@
 mod events;
 
 use crate::answer::{End, Verdict};
-use crate::json::{Object, each_edited, edited};
+use crate::json::{each_edited, edited};
 use crate::request::AnswerForm;
 
 /// Fields of a transfer, which are not for clients.
@@ -71,7 +71,7 @@ fn without_transfer(answer: &[u8]) -> Option<String> {
             }
             let ids = is_context.then_some(PROMPT_IDS);
             for name in TRANSFER_FIELDS.into_iter().chain(ids) {
-                object.all(name).for_each(|member| edits.remove(member));
+                edits.remove_all(object, name);
             }
         },
     )
@@ -80,12 +80,11 @@ fn without_transfer(answer: &[u8]) -> Option<String> {
 /// A choice without TensorRT-LLM's parameters; none where the choice has none.
 fn choice_without_transfer(choice: &str) -> Option<String> {
     let [_, params] = TRANSFER_FIELDS;
-    Object::parse(choice.as_bytes(), &[params])
-        .ok()?
-        .get(params)?;
-    edited(choice, &[params], |object, edits| {
-        object.all(params).for_each(|member| edits.remove(member));
-    })
+    let mut is_there = false;
+    let cleaned = edited(choice, &[params], |object, edits| {
+        is_there = edits.remove_all(object, params);
+    });
+    cleaned.filter(|_| is_there)
 }
 
 #[cfg(test)]

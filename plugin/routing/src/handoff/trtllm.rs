@@ -3,13 +3,11 @@
 //! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not
 //! tokenise the prompt again. Ids are numbers up to 2^63 and pass as written. Source: TensorRT-LLM's disaggregated server.
 
-use super::protocol::{
-    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
-};
+use super::protocol::{Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved;
-use super::{MAX_HANDOFF, hosts, one_token};
+use super::{MAX_HANDOFF, hosts, one_token, without};
 use crate::answer::{End, Verdict, usage};
 use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
 use crate::refusal::Refusal;
@@ -81,10 +79,6 @@ impl Handoff for TrtllmHandoff {
         edits
     }
 
-    fn decode_at_once(&self) -> Option<Edits> {
-        None
-    }
-
     fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
         if Verdict::of_prefill(answer) == Verdict::Ended(End::Itself) {
             return None;
@@ -105,23 +99,11 @@ impl Handoff for TrtllmHandoff {
             ..self.clone()
         }))
     }
-
-    fn abort(&self) -> Option<AbortCall> {
-        None
-    }
 }
 
 /// Edits that make the client's body the prefill leg's, without the member of [`context_only`].
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
-    without_params(request, one_token::edits(request))
-}
-
-fn without_params(request: &Request<'_>, mut edits: Edits) -> Edits {
-    request
-        .body
-        .all(PARAMS)
-        .for_each(|member| edits.remove(member));
-    edits
+    without(request, &[PARAMS], one_token::edits(request))
 }
 
 /// The member that makes a leg a prefill leg. `id` is used once, 2^62 ≤ `id` < 2^63.
@@ -156,7 +138,7 @@ impl GenerationLeg {
             _ => PROMPT_IDS,
         };
         Self {
-            edits: without_params(request, edits),
+            edits: without(request, &[PARAMS], edits),
             ids_name,
             ids_at: request
                 .body
@@ -249,11 +231,6 @@ impl Context {
         })
     }
 
-    /// The hosts that decode would fetch the context from, where given.
-    pub fn hosts(&self) -> &[String] {
-        &self.hosts
-    }
-
     /// KV blocks that the prefill worker holds until they are fetched. Its answer has no block ids, so the prompt's tokens
     /// are counted.
     pub fn blocks(&self, block_tokens: u32) -> u64 {
@@ -285,17 +262,10 @@ fn generation_only(choice: &str, usage: Option<&str>) -> Result<String, ContextP
         };
         has_id = IDS.iter().any(is_id);
         if let Some(usage) = usage {
-            object
-                .all(CTX_USAGE)
-                .for_each(|member| edits.remove(member));
+            edits.remove_all(object, CTX_USAGE);
             edits.insert(CTX_USAGE, usage);
         }
-        if object.get(REQUEST_TYPE).is_none() {
-            edits.insert(REQUEST_TYPE, "\"generation_only\"");
-        }
-        object
-            .all(REQUEST_TYPE)
-            .for_each(|member| edits.replace(member, "\"generation_only\""));
+        edits.set(object, REQUEST_TYPE, "\"generation_only\"");
     });
     match params {
         None => Err(ContextProblem::NoParams),

@@ -2,7 +2,7 @@
 
 use memchr::{memchr2_iter, memchr3_iter};
 
-use super::behind_string;
+use super::outside_strings;
 
 /// Maximum JSON values in a request: about twice a prompt of a million ids. Reading a value takes some ten times as long as
 /// skipping a byte of text, so a text of values only would keep a thread from its other requests.
@@ -14,19 +14,11 @@ pub fn has_more_values_than(most: usize, json: &[u8]) -> bool {
     if memchr3_iter(b',', b'[', b'{', json).nth(most / 2).is_none() {
         return false;
     }
-    let (mut values, mut rest) = (0_usize, json);
-    while let Some((byte, after)) = rest.split_first() {
-        rest = after;
-        match byte {
-            b'"' => rest = behind_string(after),
-            b',' | b'[' | b'{' | b':' => values = values.saturating_add(1),
-            _ => {}
-        }
-        if values > most {
-            return true;
-        }
-    }
-    false
+    let begins_value = |byte: &u8| matches!(byte, b',' | b'[' | b'{' | b':');
+    outside_strings(json)
+        .filter(begins_value)
+        .nth(most)
+        .is_some()
 }
 
 /// Whether lists and objects nest more than `most` deep in `json`, which must be valid.
@@ -35,20 +27,15 @@ pub fn is_deeper_than(most: usize, json: &[u8]) -> bool {
     if memchr2_iter(b'[', b'{', json).nth(most).is_none() {
         return false;
     }
-    let (mut depth, mut rest) = (0_usize, json);
-    while let Some((byte, after)) = rest.split_first() {
-        rest = after;
+    let mut depth = 0_usize;
+    outside_strings(json).any(|byte| {
         match byte {
-            b'"' => rest = behind_string(after),
             b'[' | b'{' => depth = depth.saturating_add(1),
             b']' | b'}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        if depth > most {
-            return true;
-        }
-    }
-    false
+        depth > most
+    })
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::ops::ControlFlow;
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::offset;
+use super::{offset, outside_strings};
 
 /// Maximum elements returned as one list: for millions of elements that takes eight times the text's size.
 const MAX_LISTED: usize = 65_536;
@@ -75,66 +75,25 @@ pub fn each_edited(
     Some(text)
 }
 
-/// Number of numbers in a list and in the lists inside it; 0 where `lists` is no list.
+/// Number of numbers in a list and in the lists inside it; 0 where `lists`, which must be valid JSON, is no list.
 pub fn count_numbers(lists: &str) -> u64 {
-    match lists.as_bytes().first() {
-        Some(b'[') => serde_json::from_str(lists).map_or(0, |Numbers(count)| count),
-        _ => 0,
+    if !(lists.starts_with('[') && lists.ends_with(']')) {
+        return 0;
     }
-}
-
-/// Count of numbers, taken while they are read.
-struct Numbers(u64);
-
-impl<'de> Deserialize<'de> for Numbers {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Counting;
-        impl<'de> Visitor<'de> for Counting {
-            type Value = Numbers;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("lists of numbers")
+    let (mut count, mut objects, mut before) = (0_u64, 0_usize, b'[');
+    for byte in outside_strings(lists.as_bytes()) {
+        match byte {
+            b'{' => objects = objects.saturating_add(1),
+            b'}' => objects = objects.saturating_sub(1),
+            b'-' | b'0'..=b'9' if objects == 0 => {
+                let begins = matches!(before, b'[' | b',' | b' ' | b'\t' | b'\r' | b'\n');
+                count = count.saturating_add(u64::from(begins));
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Numbers, A::Error> {
-                let mut count = 0_u64;
-                while let Some(Numbers(inside)) = list.next_element()? {
-                    count = count.saturating_add(inside);
-                }
-                Ok(Numbers(count))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Numbers, A::Error> {
-                while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Numbers(0))
-            }
-
-            fn visit_u64<E>(self, _: u64) -> Result<Numbers, E> {
-                Ok(Numbers(1))
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<Numbers, E> {
-                Ok(Numbers(1))
-            }
-
-            fn visit_f64<E>(self, _: f64) -> Result<Numbers, E> {
-                Ok(Numbers(1))
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<Numbers, E> {
-                Ok(Numbers(0))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Numbers, E> {
-                Ok(Numbers(0))
-            }
-
-            fn visit_unit<E>(self) -> Result<Numbers, E> {
-                Ok(Numbers(0))
-            }
+            _ => {}
         }
-        from.deserialize_any(Counting)
+        before = byte;
     }
+    count
 }
 
 #[cfg(test)]

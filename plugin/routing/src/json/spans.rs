@@ -2,44 +2,27 @@
 
 use std::borrow::Cow;
 
-use super::{Member, Object};
+use super::{Member, Object, Position};
 
 /// A parsed object without its bytes.
 #[derive(Debug, Clone)]
 pub struct ObjectSpans {
     open: usize,
     count: usize,
-    members: Vec<MemberSpan>,
-}
-
-/// Position of one member.
-#[derive(Debug, Clone)]
-struct MemberSpan {
-    key: String,
-    index: usize,
-    start: usize,
-    value_start: usize,
-    end: usize,
-    previous_end: usize,
-    next_start: Option<usize>,
+    /// The members by their keys.
+    members: Vec<(String, Position)>,
 }
 
 impl Object<'_> {
     /// Positions of the members, valid as long as the text is kept.
     pub fn spans(&self) -> ObjectSpans {
-        let span = |member: &Member<'_>| MemberSpan {
-            key: member.key.to_string(),
-            index: member.index,
-            start: member.start,
-            value_start: member.value_start,
-            end: member.end,
-            previous_end: member.previous_end,
-            next_start: member.next_start,
-        };
+        let members = self.members.iter();
         ObjectSpans {
             open: self.open,
             count: self.count,
-            members: self.members.iter().map(span).collect(),
+            members: members
+                .map(|member| (member.key.to_string(), member.at))
+                .collect(),
         }
     }
 }
@@ -48,16 +31,11 @@ impl ObjectSpans {
     /// The object over its `text`, which must be the text it was read from. Cost grows with the members of interest, not
     /// with the text.
     pub fn over<'a>(&'a self, text: &'a str) -> Object<'a> {
-        let member = |span: &'a MemberSpan| {
+        let member = |(key, at): &'a (String, Position)| {
             Some(Member {
-                key: Cow::Borrowed(span.key.as_str()),
-                value: text.get(span.value_start..span.end)?,
-                index: span.index,
-                start: span.start,
-                value_start: span.value_start,
-                end: span.end,
-                previous_end: span.previous_end,
-                next_start: span.next_start,
+                key: Cow::Borrowed(key.as_str()),
+                value: text.get(at.value_start..at.end)?,
+                at: *at,
             })
         };
         Object {

@@ -82,12 +82,7 @@ pub fn rename(
         return None;
     }
     let mut edits = object.edit();
-    match member {
-        None => edits.insert(MODEL, quoted(name)),
-        Some(_) => object
-            .all(MODEL)
-            .for_each(|member| edits.replace(member, quoted(name))),
-    }
+    edits.set(&object, MODEL, &quoted(name));
     Some(Renamed {
         body: edits.apply(body),
         was,

@@ -32,7 +32,7 @@ fn found_b8_block_ids_are_counted_without_being_held() {
             r#"{{"choices":[],"kv_transfer_params":{{"do_remote_prefill":true,"remote_block_ids":{ids}}}}}"#
         );
         let (peak, handoff) = peak_of(|| TransferParams::parse(answer.as_bytes()));
-        assert_eq!(handoff.unwrap().blocks(), per_element * count, "{element}");
+        assert_eq!(handoff.unwrap().blocks, per_element * count, "{element}");
         assert!(peak < answer.len() + A_LITTLE, "{element}: {peak} bytes");
     }
 }
