@@ -49,10 +49,6 @@ impl Document {
 }
 
 impl Source for Document {
-    fn name(&self) -> &'static str {
-        "document"
-    }
-
     fn poll(&self) -> Option<Poll> {
         let mut poll = self.poll.clone();
         if let Some(etag) = &self.etag {
@@ -93,23 +89,12 @@ fn sendable(etag: &[u8]) -> Option<String> {
     }
 }
 
-/// Why a document is rejected.
-#[derive(Debug, thiserror::Error)]
-pub enum DocumentError {
-    /// Not JSON, a field of the wrong type, or an unknown one.
-    #[error("the document of workers cannot be read: {0}")]
-    Format(#[from] serde_json::Error),
-    /// Well-formed, but invalid.
-    #[error("the document of workers is wrong: {0}")]
-    Value(#[from] crate::config::ConfigError),
-}
-
 /// The workers that a document lists.
 ///
 /// # Errors
 /// When the document cannot be read; an empty list is no error.
-pub fn parse(body: &[u8], protocol: ProtocolName) -> Result<Vec<Worker>, DocumentError> {
-    let document: WrittenDocument = serde_json::from_slice(body)?;
+pub fn parse(body: &[u8], protocol: ProtocolName) -> Result<Vec<Worker>, SourceError> {
+    let document: WrittenDocument = serde_json::from_slice(body).map_err(SourceError::Document)?;
     crate::config::check_workers(&document.workers, protocol, "")?;
     Ok(static_workers(&document.workers))
 }

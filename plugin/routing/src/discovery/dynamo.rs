@@ -33,10 +33,6 @@ impl Dynamo {
 }
 
 impl Source for Dynamo {
-    fn name(&self) -> &'static str {
-        "dynamo"
-    }
-
     fn poll(&self) -> Option<Poll> {
         Some(self.poll.clone())
     }
@@ -66,20 +62,12 @@ struct Instance {
     instance_id: u64,
 }
 
-/// Why a health answer is rejected.
-#[derive(Debug, thiserror::Error)]
-pub enum DynamoError {
-    /// Not JSON, or without a list of instances.
-    #[error("the frontend's /health is not what Dynamo answers: {0}")]
-    Format(#[from] serde_json::Error),
-}
-
 /// The workers in a health answer, ordered by id.
 ///
 /// # Errors
 /// When the answer cannot be read; an empty list is no error.
-pub fn parse(body: &[u8], mapping: &DynamoDiscovery) -> Result<Vec<Worker>, DynamoError> {
-    let health: Health = serde_json::from_slice(body)?;
+pub fn parse(body: &[u8], mapping: &DynamoDiscovery) -> Result<Vec<Worker>, SourceError> {
+    let health: Health = serde_json::from_slice(body).map_err(SourceError::Dynamo)?;
     let mut workers: Vec<Worker> = health
         .instances
         .into_iter()

@@ -54,7 +54,7 @@ impl ClusterPoll {
     fn workers(
         &mut self,
         listing: &AdminClusters<'_>,
-    ) -> Result<(Vec<Worker>, Vec<String>), ClustersError> {
+    ) -> Result<(Vec<Worker>, Vec<String>), SourceError> {
         let mut before = std::mem::take(&mut self.records);
         let (mut workers, mut problems) = (Vec::new(), Vec::new());
         let mut seen = HashSet::new();
@@ -87,17 +87,13 @@ impl ClusterPoll {
             }
         }
         match known {
-            0 => Err(ClustersError::NoneKnown),
+            0 => Err(SourceError::NoneKnown),
             _ => Ok((workers, problems)),
         }
     }
 }
 
 impl Source for ClusterPoll {
-    fn name(&self) -> &'static str {
-        "envoy_clusters"
-    }
-
     fn poll(&self) -> Option<Poll> {
         Some(self.poll.clone())
     }
@@ -108,7 +104,7 @@ impl Source for ClusterPoll {
             return Err(SourceError::Status(answer.status));
         }
         let listing: AdminClusters<'_> =
-            serde_json::from_slice(answer.body).map_err(ClustersError::Format)?;
+            serde_json::from_slice(answer.body).map_err(SourceError::Clusters)?;
         let (workers, problems) = self.workers(&listing)?;
         let (workers, said) = self.outside.leave_out(bounded(workers)?, problems);
         Ok(SourceUpdate::Workers(workers, said))
@@ -116,12 +112,8 @@ impl Source for ClusterPoll {
 }
 
 fn worker(address: SocketAddr, attributes: &MemberAttributes, condition: Condition) -> Worker {
-    let name = address.to_string();
+    let id = WorkerId(xxh3_64(address.to_string().as_bytes()));
     Worker {
-        id: WorkerId(xxh3_64(name.as_bytes())),
-        name,
-        address: Some(address),
-        role: attributes.role,
         model: attributes.model.clone(),
         namespace: attributes.namespace.clone(),
         dp_size: attributes.dp_size,
@@ -135,18 +127,8 @@ fn worker(address: SocketAddr, attributes: &MemberAttributes, condition: Conditi
         },
         adapters: attributes.adapters.clone(),
         condition,
+        ..Worker::new(id, attributes.role, Some(address))
     }
-}
-
-/// Why an answer is rejected.
-#[derive(Debug, thiserror::Error)]
-pub enum ClustersError {
-    /// Not JSON, or not of Envoy's shape.
-    #[error("this is not what Envoy answers at /clusters?format=json: {0}")]
-    Format(#[from] serde_json::Error),
-    /// Envoy's answer, without any of the configured clusters.
-    #[error("Envoy has none of the clusters that discovery.envoy_clusters.members names")]
-    NoneKnown,
 }
 
 /// Envoy's answer, as far as used (`envoy.admin.v3.Clusters`). Envoy omits fields that are 0 or false.

@@ -20,14 +20,9 @@ pub(super) fn identity(listed: &ListedWorker) -> WorkerId {
 }
 
 fn worker(listed: &ListedWorker) -> Worker {
-    let address = listed.address.map(|address| address.to_string());
-    let id = identity(listed);
-    let name = listed.name.clone().or(address);
+    let unnamed = Worker::new(identity(listed), listed.role, listed.address);
     Worker {
-        id,
-        name: name.unwrap_or_else(|| id.to_string()),
-        address: listed.address,
-        role: listed.role,
+        name: listed.name.clone().unwrap_or(unnamed.name),
         model: listed.model.clone(),
         namespace: listed.namespace.clone(),
         dp_size: listed.dp_size,
@@ -44,5 +39,6 @@ fn worker(listed: &ListedWorker) -> Worker {
             true => Condition::Draining,
             false => Condition::Ready,
         },
+        ..unnamed
     }
 }

@@ -16,12 +16,9 @@ mod staleness;
 
 use std::net::SocketAddr;
 
-use crate::config::{Discovery, MAX_RANKS, MAX_WORKERS, Pool, ranks};
+use crate::config::{ConfigError, Discovery, MAX_RANKS, MAX_WORKERS, Pool, ranks};
 use crate::fleet::Worker;
 
-pub use document::DocumentError;
-pub use dynamo::DynamoError;
-pub use envoy_clusters::ClustersError;
 pub use fixed::workers as static_workers;
 pub use polled::{Believed, PolledWorkers};
 pub use registration::{
@@ -38,9 +35,6 @@ pub const MAX_ANSWER: usize = 64 * 1024 * 1024;
 /// A source of workers. A VM that begins to poll creates a new one, and so does a pool whose fleet has expired: memory of
 /// the last answer must not keep the next one from being read.
 pub trait Source {
-    /// Name, as in the configuration.
-    fn name(&self) -> &'static str;
-
     /// The next request; none: nothing is polled over HTTP.
     fn poll(&self) -> Option<Poll>;
 
@@ -104,15 +98,21 @@ pub enum SourceError {
     /// Another status than 200.
     #[error("status {0}")]
     Status(u16),
-    /// Not an answer of Dynamo.
-    #[error(transparent)]
-    Dynamo(#[from] DynamoError),
-    /// Not a list of workers.
-    #[error(transparent)]
-    Document(#[from] DocumentError),
-    /// Not an answer of Envoy.
-    #[error(transparent)]
-    Clusters(#[from] ClustersError),
+    /// Not JSON, or without a list of instances.
+    #[error("the frontend's /health is not what Dynamo answers: {0}")]
+    Dynamo(serde_json::Error),
+    /// Not JSON, a field of the wrong type, or an unknown one.
+    #[error("the document of workers cannot be read: {0}")]
+    Document(serde_json::Error),
+    /// A well-formed document, but invalid.
+    #[error("the document of workers is wrong: {0}")]
+    Listed(#[from] ConfigError),
+    /// Not JSON, or not of Envoy's shape.
+    #[error("this is not what Envoy answers at /clusters?format=json: {0}")]
+    Clusters(serde_json::Error),
+    /// Envoy's answer, without any of the configured clusters.
+    #[error("Envoy has none of the clusters that discovery.envoy_clusters.members names")]
+    NoneKnown,
     /// Longer than [`MAX_ANSWER`].
     #[error("the answer has more than {MAX_ANSWER} bytes")]
     TooLong,

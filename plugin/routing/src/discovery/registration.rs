@@ -28,10 +28,6 @@ const SCOPE: &str = "this gateway only";
 pub struct Registration;
 
 impl Source for Registration {
-    fn name(&self) -> &'static str {
-        "registration"
-    }
-
     fn poll(&self) -> Option<Poll> {
         None
     }

@@ -52,7 +52,7 @@ pub enum RegistryChange {
 }
 
 /// Name of a worker to be removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Named {
     /// By its address.
     Address(SocketAddr),
@@ -175,12 +175,12 @@ impl Registry {
     }
 
     fn delete(&mut self, named: &[Named]) -> usize {
-        let named: HashSet<Name> = named.iter().map(|named| Name::of(*named)).collect();
+        let named: HashSet<&Named> = named.iter().collect();
         let before = self.entries.len();
         self.entries.retain(|entry| {
-            let by_address = entry.address.map(|address| Name(Some(address), 0));
-            let by_id = Name(None, entry.id.0);
-            !named.contains(&by_id) && !by_address.is_some_and(|name| named.contains(&name))
+            let by_address = entry.address.map(Named::Address);
+            let mut names = by_address.into_iter().chain([Named::Id(entry.id.0)]);
+            !names.any(|name| named.contains(&name))
         });
         let gone = before.saturating_sub(self.entries.len());
         if gone > 0 {
@@ -256,19 +256,6 @@ impl Upserts {
         let address = entry.address;
         self.entries.contains_key(&entry.id)
             || address.is_some_and(|address| self.addresses.contains(&address))
-    }
-}
-
-/// A hashable name of a worker.
-#[derive(PartialEq, Eq, Hash)]
-struct Name(Option<SocketAddr>, u64);
-
-impl Name {
-    fn of(named: Named) -> Self {
-        match named {
-            Named::Address(address) => Self(Some(address), 0),
-            Named::Id(id) => Self(None, id),
-        }
     }
 }
 
