@@ -90,6 +90,11 @@ pub fn constraints<'a>(
     }
 }
 
+fn carries(worker: &Worker, taint: &str) -> bool {
+    let topology = worker.topology.as_ref();
+    topology.is_some_and(|topology| topology.carries(taint))
+}
+
 impl Constraints {
     /// These constraints and the `derived` ones; where both weigh a taint, the derived weight counts.
     pub fn merged(mut self, derived: Self) -> Self {
@@ -100,27 +105,16 @@ impl Constraints {
 
     /// Whether a worker carries every required taint.
     pub fn admit(&self, worker: &Worker) -> bool {
-        self.required_taints.iter().all(|taint| {
-            worker
-                .topology
-                .as_ref()
-                .is_some_and(|topology| topology.carries(taint))
-        })
+        self.required_taints
+            .iter()
+            .all(|taint| carries(worker, taint))
     }
 
     /// How much a worker is preferred: the sum of the weights of the taints that it carries.
     pub fn preference(&self, worker: &Worker) -> f64 {
-        let carried = |taint: &str| {
-            worker
-                .topology
-                .as_ref()
-                .is_some_and(|topology| topology.carries(taint))
-        };
-        let weights = self
-            .preferred_taints
-            .iter()
-            .filter(|(taint, _)| carried(taint));
-        weights.map(|(_, weight)| weight).sum()
+        let weights = self.preferred_taints.iter();
+        let carried = weights.filter(|(taint, _)| carries(worker, taint));
+        carried.map(|(_, weight)| weight).sum()
     }
 
     /// The factor on a worker's cost: `exp(−tanh(preference))`, between 0.368 and 2.718.

@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use self::canonical::{CanonicalMember, Mark, Shape, Sink, elements, find, members, plain, shape};
 use self::ids::TokenIds;
 use super::{Generation, Request, embeds};
-use crate::json::Object;
+use crate::json::{Object, is_empty_list};
 use crate::prefix::hash::{self, HashScope, Salt, Text};
 use crate::prefix::{Blocks, RunLength};
 
@@ -99,6 +99,16 @@ pub struct Prompt {
     pub tokens: u64,
 }
 
+impl Prompt {
+    /// A prompt of which only the estimated length is known.
+    pub fn unread(request: &Request<'_>) -> Self {
+        Self {
+            blocks: Blocks::default(),
+            tokens: request.prompt_tokens,
+        }
+    }
+}
+
 /// Reads the prompt of a request. Never fails: what is not understood is taken as written.
 pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     let cache_salt = cache_salt(request, identity);
@@ -117,17 +127,9 @@ pub fn read(request: &Request<'_>, identity: &Identity<'_>) -> Prompt {
     match request.generation {
         // Embeddings are not read.
         Generation::Completions if embeds::sequences(&request.body).is_some() => {
-            return Prompt {
-                blocks: Blocks::default(),
-                tokens: request.prompt_tokens,
-            };
+            return Prompt::unread(request);
         }
-        Generation::Other => {
-            return Prompt {
-                blocks: Blocks::default(),
-                tokens: request.prompt_tokens,
-            };
-        }
+        Generation::Other => return Prompt::unread(request),
         Generation::Completions => match TokenIds::read(prompt) {
             Some(ids) => return identity.by_ids(&ids),
             None => stream.prompts(prompt),
@@ -233,8 +235,7 @@ impl Stream {
     fn leading(&mut self, key: &str, value: Option<&str>) {
         let says = |value: &&str| shape(value) != Shape::Null && !is_empty_list(value);
         if let Some(value) = value.filter(says) {
-            self.member(key);
-            canonical::value(value, &mut self.0);
+            self.member(key, value);
         }
     }
 
@@ -273,15 +274,12 @@ impl Stream {
                 "content" => self.content(value),
                 "tool_calls" => self.calls(value),
                 "function_call" => {
-                    self.member(key);
+                    self.0.member(key);
                     self.call(value);
                 }
                 // An item without a type is a message too.
                 "type" if *value == "\"message\"" => {}
-                _ => {
-                    self.member(key);
-                    canonical::value(value, &mut self.0);
-                }
+                _ => self.member(key, value),
             }
         }
     }
@@ -339,7 +337,7 @@ impl Stream {
         if is_empty_list(calls) {
             return;
         }
-        self.member("tool_calls");
+        self.0.member("tool_calls");
         if shape(calls) != Shape::List {
             return canonical::value(calls, &mut self.0);
         }
@@ -358,10 +356,12 @@ impl Stream {
             if CALL_OMITS.contains(&key.as_ref()) {
                 continue;
             }
-            self.member(key);
             match key.as_ref() {
-                "function" => self.function(value),
-                _ => canonical::value(value, &mut self.0),
+                "function" => {
+                    self.0.member(key);
+                    self.function(value);
+                }
+                _ => self.member(key, value),
             }
         }
     }
@@ -371,15 +371,13 @@ impl Stream {
             return canonical::value(function, &mut self.0);
         };
         for (key, value) in &members {
-            self.member(key);
-            canonical::value(value, &mut self.0);
+            self.member(key, value);
         }
     }
 
-    fn member(&mut self, key: &str) {
-        self.0.mark(Mark::Member);
-        self.0.put(key.as_bytes());
-        self.0.mark(Mark::Value);
+    fn member(&mut self, key: &str, value: &str) {
+        self.0.member(key);
+        canonical::value(value, &mut self.0);
     }
 
     fn text_or_value(&mut self, value: &str) {
@@ -431,9 +429,7 @@ impl<'a, 'm> Part<'a, 'm> {
 fn medium_hash(part: &[CanonicalMember<'_>]) -> u64 {
     let mut hash = Xxh3Default::new();
     let mut put = |key: &str, value: &str| {
-        hash.mark(Mark::Member);
-        hash.put(key.as_bytes());
-        hash.mark(Mark::Value);
+        hash.member(key);
         canonical::value(value, &mut hash);
     };
     for (key, value) in part.iter().filter(|(key, _)| key != "type") {
@@ -447,13 +443,6 @@ fn medium_hash(part: &[CanonicalMember<'_>]) -> u64 {
         }
     }
     hash.digest()
-}
-
-fn is_empty_list(value: &str) -> bool {
-    let inside = value
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    inside.is_some_and(|inside| inside.trim_ascii().is_empty())
 }
 
 #[cfg(test)]

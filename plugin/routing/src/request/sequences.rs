@@ -2,7 +2,7 @@
 
 use super::limits::whole;
 use super::{Generation, embeds};
-use crate::json::{Object, elements, length};
+use crate::json::{Object, elements, is_empty_list, length};
 use crate::refusal::Refusal;
 
 /// The prompts of a request.
@@ -126,10 +126,7 @@ fn prompts(generation: Generation, body: &Object<'_>) -> Prompts {
 
 /// Whether a prompt is empty, beside embeddings.
 fn is_nothing(prompt: &str) -> bool {
-    let inside = prompt
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    matches!(prompt, "null" | "\"\"") || inside.is_some_and(|inside| inside.trim_ascii().is_empty())
+    matches!(prompt, "null" | "\"\"") || is_empty_list(prompt)
 }
 
 fn opening_brackets(value: &str) -> usize {

@@ -99,10 +99,7 @@ impl Demand {
         pool: &Pool,
     ) -> Self {
         let prompt = match reads {
-            Reads::Nothing => Prompt {
-                blocks: Blocks::default(),
-                tokens: request.prompt_tokens,
-            },
+            Reads::Nothing => Prompt::unread(request),
             Reads::Blocks | Reads::Overlap => {
                 prompt(request, overrides, input, adapter.as_deref(), pool)
             }

@@ -51,6 +51,13 @@ pub trait Sink {
     fn mark(&mut self, mark: Mark) {
         self.push(mark as u8);
     }
+
+    /// Takes the key of a member whose value follows.
+    fn member(&mut self, key: &str) {
+        self.mark(Mark::Member);
+        self.put(key.as_bytes());
+        self.mark(Mark::Value);
+    }
 }
 
 impl Sink for Text {

@@ -3,7 +3,7 @@
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::canonical::{self, Mark, Shape, Sink, members, shape};
+use super::canonical::{self, Shape, Sink, members, shape};
 use crate::request::{Generation, Request};
 
 /// Members that change how a conversation is rendered. Not among them: members that write after its end
@@ -49,9 +49,7 @@ fn put(hash: &mut Xxh3Default, name: &str, value: &str) -> bool {
         return false;
     }
     let mut member = |key: &str, value: &str| {
-        hash.mark(Mark::Member);
-        hash.put(key.as_bytes());
-        hash.mark(Mark::Value);
+        hash.member(key);
         canonical::value(value, hash);
     };
     match inside {
