@@ -7,7 +7,6 @@
 //! understood are content: no worker is blamed for them, and no client waits for their end.
 
 mod event;
-mod lines;
 mod model_name;
 mod prompt_logprobs;
 mod rewriter;
@@ -22,8 +21,8 @@ pub use prompt_logprobs::PromptLogprobs;
 pub use rewriter::{EventEdit, Rewriter};
 pub use verdict::{End, Verdict, Why};
 
+use crate::headers::begins;
 use event::{DocumentFacts, is_clean_end};
-use lines::line_end;
 use verdict::{DocumentTotals, Progress};
 
 /// Longest line, in bytes, that is read; a longer one counts as one token. Far beyond any chunk of text.
@@ -44,16 +43,16 @@ pub enum Form {
 impl Form {
     /// The form that a `content-type` names.
     pub fn of(content_type: &[u8]) -> Self {
-        match begins_with(content_type, b"text/event-stream") {
+        match begins(content_type, "text/event-stream") {
             true => Self::Events,
             false => Self::Whole,
         }
     }
 }
 
-fn begins_with(value: &[u8], prefix: &[u8]) -> bool {
-    let begins = value.get(..prefix.len());
-    begins.is_some_and(|begins| begins.eq_ignore_ascii_case(prefix))
+/// Position of the first line end: LF, CR, or the first of both.
+fn line_end(bytes: &[u8]) -> Option<usize> {
+    memchr::memchr2(b'\n', b'\r', bytes)
 }
 
 /// Reads an answer while it passes.
@@ -85,7 +84,7 @@ impl Reader {
         }
         match Form::of(content_type) {
             Form::Events => Self::of_events(),
-            Form::Whole if begins_with(content_type, b"application/json") => {
+            Form::Whole if begins(content_type, "application/json") => {
                 Self::with(Sight::Document(Document::default()))
             }
             Form::Whole => Self::with(Sight::Nothing),
@@ -166,7 +165,7 @@ impl Reader {
     pub fn may_have_ended(&self) -> bool {
         match &self.sight {
             Sight::Events(lines) => {
-                self.said.tells_end() || lines.is_clean_end() || self.is_amid_line()
+                self.said.tells_end() || is_clean_end(&lines.name) || self.is_amid_line()
             }
             Sight::Document(_) | Sight::Nothing => self.has_come,
         }
@@ -335,10 +334,6 @@ impl Lines {
             self.end_line(b"", said);
         }
         self.end_event(said);
-    }
-
-    fn is_clean_end(&self) -> bool {
-        is_clean_end(&self.name)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Owns the names of headers: those that direct the proxy, those that a client must not set, and those of its request that
 //! are copied to the calls made for it.
 
-use crate::request::overrides::{FAIRNESS, MODEL_REWRITE, OBJECTIVE};
+use crate::request::overrides::header_names;
 
 /// Where a request or a call goes: an ordered list of `ip:port`, read by the clusters' `override_host` policy.
 pub const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -28,10 +28,9 @@ pub const TENANT: &str = "x-tenant-id";
 /// The request's id, the same on both legs.
 pub const REQUEST_ID: &str = "x-request-id";
 
-/// Headers by which a client could pick a worker or change the proxy's retries and timeouts.
+/// Headers by which a client could pick a worker or change the proxy's retries and timeouts, beside the routing overrides.
 const RESERVED: &[&str] = &[
     DESTINATION,
-    SUBSET,
     EXPLAIN,
     "x-bypass-remote-prefill",
     SERVED,
@@ -40,16 +39,6 @@ const RESERVED: &[&str] = &[
     "x-encoder-hosts-ports",
     "x-kv-cache-source-host-port",
     "x-data-parallel-host-port",
-    "x-data-parallel-rank",
-    "x-dp-rank",
-    "x-prefill-dp-rank",
-    "x-worker-instance-id",
-    "x-prefill-instance-id",
-    "x-dynamo-worker-instance-id",
-    "x-dynamo-prefill-instance-id",
-    "x-dynamo-backend-instance-id",
-    "x-dynamo-dp-rank",
-    "x-dynamo-prefill-dp-rank",
     "x-dynamo-routing-mode",
     "x-dynamo-epp-booking-id",
     "x-dynamo-prefill-worker-id",
@@ -66,9 +55,6 @@ const RESERVED: &[&str] = &[
     "x-envoy-upstream-rq-timeout-ms",
     "x-envoy-upstream-rq-per-try-timeout-ms",
 ];
-
-/// Headers by which a gateway in front sets more than a request's destination.
-const GATEWAY_HEADERS: [[&str; 2]; 3] = [MODEL_REWRITE, OBJECTIVE, FAIRNESS];
 
 /// Content type of every call. A call of type `application/grpc` would get the proxy's own errors as 200.
 pub const CONTENT_TYPE: (&str, &str) = ("content-type", "application/json");
@@ -92,20 +78,24 @@ const GO_ALONG: &[&str] = &[
 /// Prefix of the other headers that are copied: Zipkin's, one for each part of a span.
 const GO_ALONG_BEGIN: &str = "x-b3-";
 
-/// Headers about a connection, a body's form or the proxy's behaviour: each leg has its own, whatever a pool configures.
-const EACH_LEGS_OWN: &[&str] = &[
-    "accept",
-    "accept-encoding",
+/// Headers about one connection.
+const OF_A_CONNECTION: &[&str] = &[
     "connection",
-    "expect",
-    "host",
     "keep-alive",
-    "proxy-authorization",
     "proxy-connection",
     "te",
     "trailer",
     "transfer-encoding",
     "upgrade",
+];
+
+/// Headers about a body's form or the proxy's behaviour: each leg has its own, whatever a pool configures.
+const EACH_LEGS_OWN: &[&str] = &[
+    "accept",
+    "accept-encoding",
+    "expect",
+    "host",
+    "proxy-authorization",
     REQUEST_ID,
 ];
 /// Prefixes of further such headers.
@@ -123,7 +113,8 @@ pub fn is_sendable((name, value): &(Vec<u8>, Vec<u8>)) -> bool {
 
 /// Whether a client must not set this header.
 pub fn is_reserved(name: &[u8]) -> bool {
-    contains(RESERVED, name) || contains(GATEWAY_HEADERS.as_flattened(), name)
+    let mut reserved = RESERVED.iter().copied().chain(header_names());
+    reserved.any(|known| known.as_bytes().eq_ignore_ascii_case(name))
 }
 
 /// Whether this header of a client's request is copied to the calls made for it, given the pool's `further` headers.
@@ -146,32 +137,25 @@ pub fn stays_behind(name: &str) -> Option<&'static str> {
     if is_reserved(name) {
         return Some("names a header that no client may set");
     }
-    let is_own = contains(EACH_LEGS_OWN, name)
+    let is_own = contains(OF_A_CONNECTION, name)
+        || contains(EACH_LEGS_OWN, name)
         || EACH_LEGS_OWN_BEGIN
             .iter()
             .any(|beginning| begins(name, beginning));
     is_own.then_some("names a header that is each leg's own")
 }
 
-/// Headers of an answer about the connection to the worker, or about a length that the answer may no longer have.
-const OF_A_HOP: &[&str] = &[
-    "connection",
-    "content-length",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
+/// Headers of an answer about a proxy on the way, or about a length that the answer may no longer have.
+const OF_A_HOP: &[&str] = &["content-length", "proxy-authenticate"];
 
 /// Whether a header of a worker's answer to a call goes to the client: all do, as if the answer had been forwarded, except
 /// those of one hop, including the ones that `connection` names.
 pub fn is_a_clients_too(name: &[u8], connection: &[u8]) -> bool {
     let mut named = connection.split(|byte| *byte == b',');
     let is_of_the_hop = named.any(|other| other.trim_ascii().eq_ignore_ascii_case(name));
-    !name.starts_with(b":") && !contains(OF_A_HOP, name) && !is_of_the_hop
+    let is_of_the_hop =
+        is_of_the_hop || contains(OF_A_CONNECTION, name) || contains(OF_A_HOP, name);
+    !name.starts_with(b":") && !is_of_the_hop
 }
 
 /// Whether a content type is gRPC's: the proxy would then write its own errors as gRPC.
@@ -179,7 +163,8 @@ pub fn is_grpc(content_type: &[u8]) -> bool {
     begins(content_type, "application/grpc")
 }
 
-fn begins(text: &[u8], beginning: &str) -> bool {
+/// Whether a text begins so, in upper or lower case.
+pub(crate) fn begins(text: &[u8], beginning: &str) -> bool {
     let begin = text.get(..beginning.len());
     begin.is_some_and(|begin| begin.eq_ignore_ascii_case(beginning.as_bytes()))
 }
@@ -290,8 +275,8 @@ mod tests {
     #[test]
     fn found_b17_the_page_names_every_header() {
         let page = include_str!("../../../docs/headers.md");
-        let overrides = crate::request::overrides::header_names();
-        let all = [RESERVED, GATEWAY_HEADERS.as_flattened(), GO_ALONG].concat();
+        let overrides = header_names();
+        let all = [RESERVED, GO_ALONG].concat();
         for name in all
             .into_iter()
             .chain(overrides)

@@ -1,6 +1,6 @@
 //! Owns the name of the model in an answer: the client reads the name that it used, whatever its worker calls the model.
 
-use crate::json::{Object, edited, quoted};
+use crate::json::{Edits, Object, edited, quoted};
 
 const MODEL: &str = "model";
 /// Field of an event of the Responses interface that holds the answer so far.
@@ -11,13 +11,11 @@ const RESPONSE: &str = "response";
 pub(super) fn with_model_name(document: &str, name: &str) -> Option<String> {
     let object = Object::parse(document.as_bytes(), &[MODEL, RESPONSE]).ok()?;
     let mut edits = object.edit();
-    let mut is_edited = false;
-    for member in object.all(MODEL).filter(|member| is_text(member.value)) {
-        edits.replace(member, quoted(name));
-        is_edited = true;
-    }
+    let mut is_edited = rename(&object, name, &mut edits);
     if let Some(response) = object.get(RESPONSE)
-        && let Some(renamed) = renamed(response.value, name)
+        && let Some(renamed) = edited(response.value, &[MODEL], |object, edits| {
+            rename(object, name, edits);
+        })
     {
         edits.replace(response, renamed);
         is_edited = true;
@@ -28,16 +26,15 @@ pub(super) fn with_model_name(document: &str, name: &str) -> Option<String> {
     String::from_utf8(edits.apply(document.as_bytes())).ok()
 }
 
-fn renamed(response: &str, name: &str) -> Option<String> {
-    edited(response, &[MODEL], |object, edits| {
-        for member in object.all(MODEL).filter(|member| is_text(member.value)) {
-            edits.replace(member, quoted(name));
-        }
-    })
-}
-
-fn is_text(value: &str) -> bool {
-    value.starts_with('"')
+/// Renames the model of an object; returns whether it has one.
+fn rename(object: &Object<'_>, name: &str, edits: &mut Edits) -> bool {
+    let mut names = object
+        .all(MODEL)
+        .filter(|member| member.value.starts_with('"'))
+        .peekable();
+    let has_name = names.peek().is_some();
+    names.for_each(|member| edits.replace(member, quoted(name)));
+    has_name
 }
 
 #[cfg(test)]

@@ -2,11 +2,9 @@
 //!
 //! Complete lines are passed on at once. Every byte outside an edit stays as it came.
 
-use super::MAX_EVENT;
-use super::PromptLogprobs;
-use super::lines::line_end;
 use super::model_name::with_model_name;
 use super::usage::with_cached_tokens;
+use super::{MAX_EVENT, PromptLogprobs, line_end};
 
 /// An edit of a JSON document: of an answer, or of the data of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -74,10 +74,6 @@ impl DocumentTotals {
         self.is_last = true;
     }
 
-    pub(super) fn take_count(&mut self, tokens: u64) {
-        self.reported_tokens = Some(tokens);
-    }
-
     /// Tokens so far: the count in `usage`, else the events that carried any.
     pub(super) fn tokens(&self) -> u64 {
         self.reported_tokens().max(self.counted)
@@ -115,7 +111,7 @@ impl DocumentTotals {
 
     /// Reads the end of an unstreamed answer that is too long to be read: only its token count.
     pub(super) fn take_tail(&mut self, tail: &[u8]) {
-        self.take_count(usage::output_tokens(tail));
+        self.reported_tokens = Some(usage::output_tokens(tail));
     }
 
     /// Verdict of a stream of events.
