@@ -1,20 +1,16 @@
 //! Owns networks: ranges of IP addresses.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use serde::Deserialize;
 
 /// A range of IP addresses, as `10.0.0.0/8` or `fd00::/8`. An address without a prefix length is a range of one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "String")]
-pub struct Network {
-    address: IpAddr,
-    /// Number of leading bits that count.
-    bits: u8,
-}
+pub struct Network(#[cfg_attr(feature = "schema", schemars(with = "String"))] IpNet);
 
 /// Why a text is not a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,17 +20,7 @@ pub struct NetworkError(String);
 impl Network {
     /// Whether an address lies within. An IPv4 address that is written as an IPv6 one is an IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.address, address.to_canonical()) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => {
-                let differing = own.to_bits() ^ other.to_bits();
-                differing.leading_zeros() >= u32::from(self.bits)
-            }
-            (IpAddr::V6(own), IpAddr::V6(other)) => {
-                let differing = own.to_bits() ^ other.to_bits();
-                differing.leading_zeros() >= u32::from(self.bits)
-            }
-            _ => false,
-        }
+        self.0.contains(&address.to_canonical())
     }
 }
 
@@ -42,26 +28,11 @@ impl FromStr for Network {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let wrong = || NetworkError(text.to_owned());
-        let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits)),
-            None => (text, None),
-        };
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let most = match address {
-            IpAddr::V4(_) => 32,
-            IpAddr::V6(_) => 128,
-        };
-        let bits = match bits {
-            // `+8` would be a number too.
-            Some(bits) if bits.starts_with('+') => return Err(wrong()),
-            Some(bits) => bits.parse().map_err(|_| wrong())?,
-            None => most,
-        };
-        match bits <= most {
-            true => Ok(Self { address, bits }),
-            false => Err(wrong()),
-        }
+        let one_address = || text.parse().ok().map(|address: IpAddr| address.into());
+        let network = text.parse().ok().or_else(one_address);
+        network
+            .map(Self)
+            .ok_or_else(|| NetworkError(text.to_owned()))
     }
 }
 
@@ -70,12 +41,6 @@ impl TryFrom<String> for Network {
 
     fn try_from(text: String) -> Result<Self, NetworkError> {
         text.parse()
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}/{}", self.address, self.bits)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Owns the requests of workers that register themselves: authorisation, the meaning of a body, and the answers.
 
-use std::hint::black_box;
 use std::net::SocketAddr;
 
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
 
 use super::document::WrittenDocument;
 use super::{
@@ -134,21 +134,16 @@ impl Problem {
     }
 }
 
-/// Whether an `authorization` header carries the token. A wrong token takes as long as the right one.
+/// Whether an `authorization` header carries the token. A wrong token of the same length takes as long as the right one.
 pub fn authorised(header: Option<&[u8]>, token: &Token) -> bool {
     const SCHEME: &[u8] = b"bearer ";
     let Some((scheme, given)) = header.and_then(|header| header.split_at_checked(SCHEME.len()))
     else {
         return false;
     };
-    let given = given.trim_ascii();
     let secret = token.secret();
-    let mut differing = u8::from(given.len() != secret.len());
-    for (index, byte) in given.iter().enumerate() {
-        let index = index.checked_rem(secret.len()).unwrap_or_default();
-        differing |= byte ^ secret.get(index).copied().unwrap_or_default();
-    }
-    scheme.eq_ignore_ascii_case(SCHEME) && black_box(differing) == 0 && !secret.is_empty()
+    let is_right = bool::from(given.trim_ascii().ct_eq(secret));
+    scheme.eq_ignore_ascii_case(SCHEME) && is_right && !secret.is_empty()
 }
 
 /// The registration pool for a request to `path` (with its query), if its `authorization` is valid.
