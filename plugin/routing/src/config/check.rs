@@ -60,37 +60,21 @@ impl Pool {
         if self.name.is_empty() {
             return Err(value(&format!("{at}.name"), "must not be empty"));
         }
-        if self.block_tokens == 0 {
-            return Err(value(&format!("{at}.block_tokens"), "must be at least 1"));
-        }
-        if self.prefill.attempts == 0 {
-            return Err(value(
-                &format!("{at}.prefill.attempts"),
-                "must be at least 1",
-            ));
-        }
-        if self.prefill.timeout_ms == 0 {
-            return Err(value(
-                &format!("{at}.prefill.timeout_ms"),
-                "must be at least 1",
-            ));
-        }
-        if self.prefill.base_timeout_ms == 0 {
-            return Err(value(
-                &format!("{at}.prefill.base_timeout_ms"),
-                "must be at least 1",
-            ));
+        for (field, number) in [
+            ("block_tokens", self.block_tokens),
+            ("prefill.attempts", self.prefill.attempts),
+            ("prefill.timeout_ms", self.prefill.timeout_ms),
+            ("prefill.base_timeout_ms", self.prefill.base_timeout_ms),
+            ("decode.attempts", self.decode.attempts),
+        ] {
+            if number == 0 {
+                return Err(value(&format!("{at}.{field}"), "must be at least 1"));
+            }
         }
         if self.prefill.hedge_after_ms == Some(0) {
             return Err(value(
                 &format!("{at}.prefill.hedge_after_ms"),
                 "must be at least 1; leave it out for no second call",
-            ));
-        }
-        if self.decode.attempts == 0 {
-            return Err(value(
-                &format!("{at}.decode.attempts"),
-                "must be at least 1",
             ));
         }
         if self.bootstrap == BootstrapSource::Port(0) {
