@@ -58,11 +58,11 @@ pub struct DocumentDiscovery {
     pub path: String,
     /// Milliseconds between polls.
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
-    #[serde(default = "default_interval")]
+    #[serde(default = "one_second")]
     pub interval_ms: u64,
     /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    #[serde(default = "default_poll_timeout")]
+    #[serde(default = "one_second")]
     pub timeout_ms: u64,
     /// Milliseconds for which a fleet is kept while no poll gets a good answer, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
@@ -82,11 +82,11 @@ pub struct DynamoDiscovery {
     pub roles: BTreeMap<String, Role>,
     /// Milliseconds between polls.
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
-    #[serde(default = "default_interval")]
+    #[serde(default = "one_second")]
     pub interval_ms: u64,
     /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    #[serde(default = "default_poll_timeout")]
+    #[serde(default = "one_second")]
     pub timeout_ms: u64,
     /// Milliseconds for which a fleet is kept while no poll gets a good answer, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
@@ -111,11 +111,11 @@ pub struct EnvoyClusters {
     pub members: BTreeMap<String, MemberAttributes>,
     /// Milliseconds between polls.
     #[cfg_attr(feature = "schema", schemars(range(min = 100)))]
-    #[serde(default = "default_interval")]
+    #[serde(default = "one_second")]
     pub interval_ms: u64,
     /// Timeout of one poll, in milliseconds; a poll without an answer by then has failed.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
-    #[serde(default = "default_poll_timeout")]
+    #[serde(default = "one_second")]
     pub timeout_ms: u64,
     /// Milliseconds for which a fleet is kept while no poll gets a good answer, at least `interval_ms`; `null`: for ever.
     #[serde(default = "default_keep_stale")]
@@ -232,11 +232,8 @@ fn default_clusters_path() -> String {
     "/clusters?format=json".to_owned()
 }
 
-fn default_interval() -> u64 {
-    1_000
-}
-
-fn default_poll_timeout() -> u64 {
+/// Milliseconds between two polls, and for one.
+fn one_second() -> u64 {
     1_000
 }
 

@@ -12,6 +12,8 @@ mod threads;
 
 pub use answer::{BookedAnswer, DecodeCharge, Occupied};
 pub use rate::PrefillRate;
+pub(crate) use rate::middle;
+pub(crate) use table::as_u32;
 pub use table::{Load, LoadSnapshot, LoadSnapshots};
 pub use threads::{ExternalLoad, ThreadLoad};
 

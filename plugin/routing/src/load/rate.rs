@@ -76,7 +76,7 @@ impl Recent {
 }
 
 /// Median of the least `count` values; of an even number, the mean of the middle two.
-fn middle(values: &mut [f64], count: usize) -> Option<f64> {
+pub(crate) fn middle(values: &mut [f64], count: usize) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let (low, high) = (count.checked_sub(1)? / 2, count / 2);
     let two = values.get(low).zip(values.get(high));

@@ -131,7 +131,7 @@ fn in_blocks(parts: u64) -> f64 {
 }
 
 /// Saturates at `u32::MAX`.
-fn as_u32(number: u64) -> u32 {
+pub(crate) fn as_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 

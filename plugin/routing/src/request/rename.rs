@@ -6,7 +6,7 @@
 use serde::Deserialize;
 
 use crate::json::{Object, quoted};
-use crate::selection::Random;
+use crate::selection::{Random, weighted};
 
 const MODEL: &str = "model";
 /// Longest model name, in bytes: a longer one is no real name, so it stays and is not found.
@@ -103,19 +103,12 @@ fn target<'r>(
 
 /// Draws one of the targets by weight.
 fn draw<'r>(targets: &'r [ModelTarget], random: &mut Random) -> Option<&'r str> {
-    let all: u64 = targets.iter().map(|target| u64::from(target.weight)).sum();
-    let mut left = match targets.len() {
-        1 => 0,
-        _ => random.u64(..all.max(1)),
-    };
-    for target in targets {
-        let weight = u64::from(target.weight);
-        if left < weight {
-            return Some(&target.model);
-        }
-        left = left.saturating_sub(weight);
+    if let [only] = targets {
+        return Some(&only.model);
     }
-    None
+    let weights = targets.iter().map(|target| u64::from(target.weight));
+    let drawn = weighted(&weights.collect::<Vec<_>>(), random)?;
+    targets.get(drawn).map(|target| target.model.as_str())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use self::beyond::{Beliefs, Beyond, FigureLimits};
 use crate::config::Pool;
 use crate::engine_metrics::Figures;
 use crate::fleet::{Capacity, Fleet, Role, Target, Worker, WorkerId};
-use crate::load::{ExternalLoad, Ledger, Load};
+use crate::load::{ExternalLoad, Ledger, Load, as_u32};
 
 /// Start times that differ by no more are of one start: some engines derive theirs from their uptime.
 const SAME_START: Duration = Duration::from_secs(1);
@@ -308,8 +308,4 @@ fn set_external(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
         };
         ledger.set_external(key, part);
     }
-}
-
-fn as_u32(count: u64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -10,8 +10,8 @@ use crate::fleet::{Fleet, Role, Worker};
 use crate::model_state::{ModelKey, ModelState};
 use crate::rendezvous::{NotServed, ServingDecision};
 use crate::request::{Request, RoutingOverrides};
-use crate::selection::Random;
 use crate::selection::eligibility::Subset;
+use crate::selection::weighted;
 
 /// The model that a name stands for, and the adapter if the name is one's; none for an empty name. Drops stale pins.
 pub(super) fn look_up(
@@ -143,20 +143,4 @@ fn keep_allowed(
     if keys.iter().any(|(key, state)| is_allowed(key, state)) {
         keys.retain(|(key, state)| is_allowed(key, state));
     }
-}
-
-/// An index drawn by weight; none if all weights are 0.
-fn weighted(weights: &[u64], random: &mut Random) -> Option<usize> {
-    let total: u64 = weights.iter().sum();
-    if total == 0 {
-        return None;
-    }
-    let mut drawn = random.u64(0..total);
-    weights.iter().position(|weight| match drawn < *weight {
-        true => true,
-        false => {
-            drawn -= *weight;
-            false
-        }
-    })
 }

@@ -19,6 +19,7 @@ use crate::load::{LoadSnapshot, PrefillRate};
 use crate::prefix::Blocks;
 use cost::{DecodeCredit, Terms, Tracking};
 pub use kv::cheapest;
+pub(crate) use pick::weighted;
 pub use settings::{KvWeights, PolicyName};
 
 /// The random source, seeded by the caller.

@@ -29,6 +29,22 @@ pub fn least<T: PartialOrd + Copy>(
     best.map(|(index, _)| index)
 }
 
+/// An index drawn by weight; none if all weights are 0.
+pub fn weighted(weights: &[u64], random: &mut Random) -> Option<usize> {
+    let total: u64 = weights.iter().sum();
+    if total == 0 {
+        return None;
+    }
+    let mut drawn = random.u64(0..total);
+    weights.iter().position(|weight| match drawn < *weight {
+        true => true,
+        false => {
+            drawn -= *weight;
+            false
+        }
+    })
+}
+
 /// An index drawn with odds that fall with its cost: a softmax over costs scaled to the range from the least to the
 /// greatest. Temperature 0 picks the least; if all are equal, or not comparable, all are equally likely.
 pub fn softmax(costs: &[f64], temperature: f64, random: &mut Random) -> Option<usize> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 
 use crate::fleet::{Fleet, Role, Worker, WorkerId};
-use crate::load::ExternalLoad;
+use crate::load::{ExternalLoad, middle};
 
 /// Figures: requests, prompt tokens that wait, KV blocks in use.
 const FIGURES: usize = 3;
@@ -77,12 +77,10 @@ fn ranks(worker: &Worker) -> f64 {
     f64::from(worker.dp_size.max(1))
 }
 
-/// The median; of an even number the mean of the middle two, and 0 of none.
+/// The median; 0 of none.
 fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
-    let middle = values.get(low).zip(values.get(high));
-    middle.map_or(0.0, |(low, high)| f64::midpoint(*low, *high))
+    let count = values.len();
+    middle(&mut values, count).unwrap_or(0.0)
 }
 
 /// The estimates for all workers of a fleet at `now`, and when they next change by themselves.
