@@ -1,5 +1,7 @@
 //! Owns the checks that a well-formed configuration must pass.
 
+use std::fmt;
+
 use hashbrown::HashSet;
 
 use crate::fleet::Role;
@@ -21,35 +23,31 @@ impl Config {
         if !(1..=MAX_POOLS).contains(&self.pools.len()) {
             return Err(value("pools", "must list from 1 to 64 pools"));
         }
-        if self.limits.body_bytes == 0 {
-            return Err(value(
-                "limits.body_bytes",
-                "must be at least 1: with 0 every body would be too long",
-            ));
-        }
-        if !(1..=3_600_000).contains(&self.limits.body_timeout_ms) {
-            return Err(value(
-                "limits.body_timeout_ms",
-                "must be from 1 to 3600000: an hour at most",
-            ));
-        }
-        if self.limits.bodies_in_flight_bytes == 0 {
-            return Err(value(
-                "limits.bodies_in_flight_bytes",
-                "must be at least 1: with 0 every request would be refused",
-            ));
-        }
+        require(
+            self.limits.body_bytes != 0,
+            "limits.body_bytes",
+            "must be at least 1: with 0 every body would be too long",
+        )?;
+        require(
+            (1..=3_600_000).contains(&self.limits.body_timeout_ms),
+            "limits.body_timeout_ms",
+            "must be from 1 to 3600000: an hour at most",
+        )?;
+        require(
+            self.limits.bodies_in_flight_bytes != 0,
+            "limits.bodies_in_flight_bytes",
+            "must be at least 1: with 0 every request would be refused",
+        )?;
         self.sharing.check("sharing")?;
         let mut names = HashSet::new();
         for (index, pool) in self.pools.iter().enumerate() {
             let at = format!("pools[{index}]");
             pool.check(&at)?;
-            if !names.insert(&pool.name) {
-                return Err(value(
-                    &format!("{at}.name"),
-                    "another pool has this name already: a route could not say which is meant",
-                ));
-            }
+            require(
+                names.insert(&pool.name),
+                format_args!("{at}.name"),
+                "another pool has this name already: a route could not say which is meant",
+            )?;
         }
         Ok(())
     }
@@ -71,24 +69,21 @@ impl Pool {
                 return Err(value(&format!("{at}.{field}"), "must be at least 1"));
             }
         }
-        if self.prefill.hedge_after_ms == Some(0) {
-            return Err(value(
-                &format!("{at}.prefill.hedge_after_ms"),
-                "must be at least 1; leave it out for no second call",
-            ));
-        }
-        if self.bootstrap == BootstrapSource::Port(0) {
-            return Err(value(
-                &format!("{at}.bootstrap.port"),
-                super::listed::NO_PORT,
-            ));
-        }
-        if !(1..=120_000).contains(&self.cleanup.timeout_ms) {
-            return Err(value(
-                &format!("{at}.cleanup.timeout_ms"),
-                "must be from 1 to 120000",
-            ));
-        }
+        require(
+            self.prefill.hedge_after_ms != Some(0),
+            format_args!("{at}.prefill.hedge_after_ms"),
+            "must be at least 1; leave it out for no second call",
+        )?;
+        require(
+            self.bootstrap != BootstrapSource::Port(0),
+            format_args!("{at}.bootstrap.port"),
+            super::listed::NO_PORT,
+        )?;
+        require(
+            (1..=120_000).contains(&self.cleanup.timeout_ms),
+            format_args!("{at}.cleanup.timeout_ms"),
+            "must be from 1 to 120000",
+        )?;
         self.check_call_headers(at)?;
         super::listed::check_length(self.max_model_len, at)?;
         self.health.check(&format!("{at}.health"))?;
@@ -96,12 +91,11 @@ impl Pool {
         self.check_admission(at)?;
         self.check_conditional(at)?;
         let learned = self.engine().binder().map(Binder::learned);
-        if self.bootstrap == BootstrapSource::Ask && learned != Some(Learned::Port) {
-            return Err(value(
-                &format!("{at}.bootstrap"),
-                "only SGLang's workers can be asked for the port of their bootstrap server: name it, as {\"port\": 8998}",
-            ));
-        }
+        require(
+            self.bootstrap != BootstrapSource::Ask || learned == Some(Learned::Port),
+            format_args!("{at}.bootstrap"),
+            "only SGLang's workers can be asked for the port of their bootstrap server: name it, as {\"port\": 8998}",
+        )?;
         self.check_frontends(at)?;
         self.check_picker(at)?;
         self.check_paths(at)?;
@@ -138,25 +132,21 @@ impl Pool {
         ] {
             not_negative(Some(number), &format!("{at}.selection.kv.{name}"))?;
         }
-        if self.selection.session.headers.is_empty() {
-            return Err(value(
-                &format!("{at}.selection.session.headers"),
-                "must name at least one header, as [\"x-session-id\"]",
-            ));
-        }
-        if self.prefixes.max_blocks > MAX_REMEMBERED {
-            return Err(value(
-                &format!("{at}.prefixes.max_blocks"),
-                "must be at most 16777216, half of what a VM may hold",
-            ));
-        }
-        if self.booking_expiry_ms == 0 {
-            return Err(value(
-                &format!("{at}.booking_expiry_ms"),
-                "must be at least 1",
-            ));
-        }
-        Ok(())
+        require(
+            !self.selection.session.headers.is_empty(),
+            format_args!("{at}.selection.session.headers"),
+            "must name at least one header, as [\"x-session-id\"]",
+        )?;
+        require(
+            self.prefixes.max_blocks <= MAX_REMEMBERED,
+            format_args!("{at}.prefixes.max_blocks"),
+            "must be at most 16777216, half of what a VM may hold",
+        )?;
+        require(
+            self.booking_expiry_ms != 0,
+            format_args!("{at}.booking_expiry_ms"),
+            "must be at least 1",
+        )
     }
 
     fn check_admission(&self, at: &str) -> Result<(), ConfigError> {
@@ -192,18 +182,16 @@ impl Pool {
             return Ok(());
         };
         let at = format!("{at}.conditional");
-        if !self.decode.runs_whole_requests {
-            return Err(value(
-                &at,
-                "needs decode.runs_whole_requests: a decode-only worker cannot read a prompt",
-            ));
-        }
-        if self.enforce_disagg {
-            return Err(value(
-                &at,
-                "contradicts enforce_disagg; leave one of them out",
-            ));
-        }
+        require(
+            self.decode.runs_whole_requests,
+            &at,
+            "needs decode.runs_whole_requests: a decode-only worker cannot read a prompt",
+        )?;
+        require(
+            !self.enforce_disagg,
+            &at,
+            "contradicts enforce_disagg; leave one of them out",
+        )?;
         is_share(
             Some(conditional.uncached_share),
             &format!("{at}.uncached_share"),
@@ -307,6 +295,18 @@ fn is_share(number: Option<f64>, path: &str) -> Result<(), ConfigError> {
     match number.is_none_or(|number| (0.0..=1.0).contains(&number)) {
         true => Ok(()),
         false => Err(value(path, "must be from 0 to 1")),
+    }
+}
+
+/// Checks that a value is right; `path`: its path in the document.
+pub(super) fn require(
+    is_right: bool,
+    path: impl fmt::Display,
+    problem: &'static str,
+) -> Result<(), ConfigError> {
+    match is_right {
+        true => Ok(()),
+        false => Err(value(&path.to_string(), problem)),
     }
 }
 

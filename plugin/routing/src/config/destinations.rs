@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::Deserialize;
 
-use super::check::value;
+use super::check::require;
 use super::{ConfigError, ProtocolName};
 use crate::network::Network;
 
@@ -48,18 +48,15 @@ impl Destinations {
         let Self::OriginalDst(original) = self else {
             return Ok(());
         };
-        if !protocol.rules().reaches_workers {
-            return Err(value(
-                at,
-                "direct mode sends requests to its frontends, which are members of the cluster: use \"members\"",
-            ));
-        }
-        if original.networks.is_empty() {
-            return Err(value(
-                &format!("{at}.original_dst.networks"),
-                "must name at least one network, as [\"10.0.0.0/8\", \"fd00::/8\"]",
-            ));
-        }
-        Ok(())
+        require(
+            protocol.rules().reaches_workers,
+            at,
+            "direct mode sends requests to its frontends, which are members of the cluster: use \"members\"",
+        )?;
+        require(
+            !original.networks.is_empty(),
+            format_args!("{at}.original_dst.networks"),
+            "must name at least one network, as [\"10.0.0.0/8\", \"fd00::/8\"]",
+        )
     }
 }

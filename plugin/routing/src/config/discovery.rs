@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use super::check::value;
+use super::check::{require, value};
 use super::listed::{
     MAX_WORKERS, check_length, check_port, check_ranks, check_role, check_workers, one,
 };
@@ -320,55 +320,48 @@ impl StaticDiscovery {
 
 impl DocumentDiscovery {
     fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if self.addresses.is_empty() {
-            return Err(value(
-                &format!("{at}.addresses"),
-                "must name at least one member of the cluster, as [\"10.0.0.1:80\"]",
-            ));
-        }
+        require(
+            !self.addresses.is_empty(),
+            format_args!("{at}.addresses"),
+            "must name at least one member of the cluster, as [\"10.0.0.1:80\"]",
+        )?;
         check_path(&self.path, at)
     }
 }
 
 impl DynamoDiscovery {
     fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-        if protocol.rules().reaches_workers {
-            return Err(value(
-                at,
-                "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
-            ));
-        }
-        if self.models.is_empty() {
-            return Err(value(
-                &format!("{at}.models"),
-                "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
-            ));
-        }
-        Ok(())
+        require(
+            !protocol.rules().reaches_workers,
+            at,
+            "Dynamo's workers are reached through its frontends: use protocol \"direct\"",
+        )?;
+        require(
+            !self.models.is_empty(),
+            format_args!("{at}.models"),
+            "must map at least one Dynamo namespace to its model, as {\"dynamo\": \"my-model\"}",
+        )
     }
 }
 
 impl EnvoyClusters {
     fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-        if !protocol.rules().reaches_workers {
-            return Err(value(
-                at,
-                "the hosts of direct mode's cluster are Dynamo's frontends, not its workers: use discovery.dynamo",
-            ));
-        }
-        if self.cluster.is_empty() {
-            return Err(value(
-                &format!("{at}.cluster"),
-                "must name the cluster that leads to Envoy's admin interface",
-            ));
-        }
+        require(
+            protocol.rules().reaches_workers,
+            at,
+            "the hosts of direct mode's cluster are Dynamo's frontends, not its workers: use discovery.dynamo",
+        )?;
+        require(
+            !self.cluster.is_empty(),
+            format_args!("{at}.cluster"),
+            "must name the cluster that leads to Envoy's admin interface",
+        )?;
         check_path(&self.path, at)?;
-        if self.members.is_empty() {
-            return Err(value(
-                &format!("{at}.members"),
-                "must say of at least one cluster what its hosts are, as {\"prefill\": {\"role\": \"prefill\"}}",
-            ));
-        }
+        require(
+            !self.members.is_empty(),
+            format_args!("{at}.members"),
+            "must say of at least one cluster what its hosts are, as {\"prefill\": {\"role\": \"prefill\"}}",
+        )?;
         for (cluster, attributes) in &self.members {
             let at = format!("{at}.members.{cluster}");
             check_ranks(attributes.dp_size, &at)?;
@@ -383,25 +376,21 @@ impl EnvoyClusters {
 impl RegistrationDiscovery {
     fn check(&self, at: &str) -> Result<(), ConfigError> {
         let secret = self.token.secret();
-        if secret.is_empty() || !secret.iter().all(u8::is_ascii_graphic) {
-            return Err(value(
-                &format!("{at}.token"),
-                "must be visible ASCII characters without spaces, and at least one: it is sent in a header",
-            ));
-        }
-        if self.lease_ms < 1_000 {
-            return Err(value(
-                &format!("{at}.lease_ms"),
-                "must be at least 1000: a worker registers again several times in that time",
-            ));
-        }
-        if !(1..=MAX_WORKERS).contains(&self.max_workers) {
-            return Err(value(
-                &format!("{at}.max_workers"),
-                "must be from 1 to 16384",
-            ));
-        }
-        Ok(())
+        require(
+            !secret.is_empty() && secret.iter().all(u8::is_ascii_graphic),
+            format_args!("{at}.token"),
+            "must be visible ASCII characters without spaces, and at least one: it is sent in a header",
+        )?;
+        require(
+            self.lease_ms >= 1_000,
+            format_args!("{at}.lease_ms"),
+            "must be at least 1000: a worker registers again several times in that time",
+        )?;
+        require(
+            (1..=MAX_WORKERS).contains(&self.max_workers),
+            format_args!("{at}.max_workers"),
+            "must be from 1 to 16384",
+        )
     }
 }
 
@@ -424,11 +413,9 @@ fn check_polling(
     if timeout_ms == 0 {
         return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
     }
-    if keep_stale_ms.is_some_and(|keep| keep < interval_ms) {
-        return Err(value(
-            &format!("{at}.keep_stale_ms"),
-            "must be at least interval_ms, or null for ever: one poll that fails is no reason to give a fleet up",
-        ));
-    }
-    Ok(())
+    require(
+        keep_stale_ms.is_none_or(|keep| keep >= interval_ms),
+        format_args!("{at}.keep_stale_ms"),
+        "must be at least interval_ms, or null for ever: one poll that fails is no reason to give a fleet up",
+    )
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::check::value;
+use super::check::{require, value};
 use super::{ConfigError, ProtocolName};
 
 /// Polls of the workers' own `/metrics`.
@@ -44,12 +44,11 @@ impl Default for EngineMetrics {
 
 impl EngineMetrics {
     pub(super) fn check(&self, protocol: ProtocolName, at: &str) -> Result<(), ConfigError> {
-        if !protocol.rules().reaches_workers {
-            return Err(value(
-                at,
-                "direct mode reaches Dynamo's frontends, not the workers; leave it out",
-            ));
-        }
+        require(
+            protocol.rules().reaches_workers,
+            at,
+            "direct mode reaches Dynamo's frontends, not the workers; leave it out",
+        )?;
         if !self.path.starts_with('/') {
             return Err(value(&format!("{at}.path"), "must begin with a slash"));
         }
@@ -59,18 +58,15 @@ impl EngineMetrics {
         if self.timeout_ms == 0 {
             return Err(value(&format!("{at}.timeout_ms"), "must be at least 1"));
         }
-        if self.stale_after_ms < self.interval_ms {
-            return Err(value(
-                &format!("{at}.stale_after_ms"),
-                "must be at least interval_ms: figures would be stale before there are new ones",
-            ));
-        }
-        if self.most_per_second == 0 {
-            return Err(value(
-                &format!("{at}.most_per_second"),
-                "must be at least 1; leave engine_metrics out to poll nobody",
-            ));
-        }
-        Ok(())
+        require(
+            self.stale_after_ms >= self.interval_ms,
+            format_args!("{at}.stale_after_ms"),
+            "must be at least interval_ms: figures would be stale before there are new ones",
+        )?;
+        require(
+            self.most_per_second != 0,
+            format_args!("{at}.most_per_second"),
+            "must be at least 1; leave engine_metrics out to poll nobody",
+        )
     }
 }

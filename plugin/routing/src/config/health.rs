@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::check::value;
+use super::check::require;
 
 /// Ejection of workers that keep failing: the failures that lead to it, and its length.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -42,18 +42,15 @@ impl Default for Health {
 
 impl Health {
     pub(super) fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if self.eject_ms == 0 {
-            return Err(value(
-                &format!("{at}.eject_ms"),
-                "must be at least 1; to eject nobody set eject_after to 0",
-            ));
-        }
-        if self.most_eject_ms < self.eject_ms {
-            return Err(value(
-                &format!("{at}.most_eject_ms"),
-                "must be at least eject_ms",
-            ));
-        }
-        Ok(())
+        require(
+            self.eject_ms != 0,
+            format_args!("{at}.eject_ms"),
+            "must be at least 1; to eject nobody set eject_after to 0",
+        )?;
+        require(
+            self.most_eject_ms >= self.eject_ms,
+            format_args!("{at}.most_eject_ms"),
+            "must be at least eject_ms",
+        )
     }
 }

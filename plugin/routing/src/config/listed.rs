@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 
-use super::check::value;
+use super::check::{require, value};
 use super::{ConfigError, ProtocolName};
 use crate::excerpt::is_line;
 use crate::fleet::Role;
@@ -103,18 +103,16 @@ pub(crate) fn check_workers(
     protocol: ProtocolName,
     at: &str,
 ) -> Result<(), ConfigError> {
-    if workers.len() > MAX_WORKERS {
-        return Err(value(
-            &format!("{at}workers"),
-            "must list at most 16384 workers",
-        ));
-    }
-    if ranks(workers.iter().map(|worker| worker.dp_size)) > MAX_RANKS {
-        return Err(value(
-            &format!("{at}workers"),
-            "must have at most 65536 data-parallel ranks together",
-        ));
-    }
+    require(
+        workers.len() <= MAX_WORKERS,
+        format_args!("{at}workers"),
+        "must list at most 16384 workers",
+    )?;
+    require(
+        ranks(workers.iter().map(|worker| worker.dp_size)) <= MAX_RANKS,
+        format_args!("{at}workers"),
+        "must have at most 65536 data-parallel ranks together",
+    )?;
     let (mut addresses, mut ids) = (HashSet::new(), HashSet::new());
     for (index, worker) in workers.iter().enumerate() {
         let at = format!("{at}workers[{index}]");
@@ -147,12 +145,11 @@ impl ListedWorker {
             let is_short = (1..=MAX_NAME).contains(&name.len());
             is_short && is_line(name)
         };
-        if !self.name.as_ref().is_none_or(is_sound) {
-            return Err(value(
-                &format!("{at}.name"),
-                "must be from 1 to 256 bytes without control characters: it goes into headers and logs",
-            ));
-        }
+        require(
+            self.name.as_ref().is_none_or(is_sound),
+            format_args!("{at}.name"),
+            "must be from 1 to 256 bytes without control characters: it goes into headers and logs",
+        )?;
         self.check_labels(at)?;
         match protocol.rules().reaches_workers {
             true if self.address.is_none() => Err(value(
@@ -170,12 +167,11 @@ impl ListedWorker {
 
 impl ListedWorker {
     fn check_labels(&self, at: &str) -> Result<(), ConfigError> {
-        if self.adapters.len() > MAX_ADAPTERS {
-            return Err(value(
-                &format!("{at}.adapters"),
-                "must be at most 1024 names",
-            ));
-        }
+        require(
+            self.adapters.len() <= MAX_ADAPTERS,
+            format_args!("{at}.adapters"),
+            "must be at most 1024 names",
+        )?;
         let named = [
             ("model", self.model.as_ref()),
             ("namespace", Some(&self.namespace)),

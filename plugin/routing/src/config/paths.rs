@@ -3,7 +3,7 @@
 
 use percent_encoding::percent_decode;
 
-use super::check::value;
+use super::check::{require, value};
 use super::{ConfigError, Pool};
 
 /// Maximum paths of a pool: a longer list is a mistake, and each request would pay for it.
@@ -115,12 +115,11 @@ impl Pool {
     }
 
     pub(super) fn check_paths(&self, at: &str) -> Result<(), ConfigError> {
-        if !(1..=MAX_PATHS).contains(&self.paths.len()) {
-            return Err(value(
-                &format!("{at}.paths"),
-                "must list from 1 to 256 paths; leave it out for the engines' inference paths",
-            ));
-        }
+        require(
+            (1..=MAX_PATHS).contains(&self.paths.len()),
+            format_args!("{at}.paths"),
+            "must list from 1 to 256 paths; leave it out for the engines' inference paths",
+        )?;
         match self.paths.iter().position(|path| !is_pattern(path)) {
             None => Ok(()),
             Some(index) => Err(value(

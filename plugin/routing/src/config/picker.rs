@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::check::value;
+use super::check::require;
 use super::{ConfigError, Destinations, Pool};
 use crate::handoff::LegOrder;
 use crate::request::rename::ModelRewrite;
@@ -32,45 +32,39 @@ impl Pool {
         for (index, rewrite) in self.model_rewrites.iter().enumerate() {
             rewrite.check(&format!("{at}.model_rewrites[{index}]"))?;
         }
-        let opens = self.on_empty == OnEmpty::Pass;
         let is_whole = self.rules().order == LegOrder::NoHandoff;
-        if opens && !(is_whole && self.destinations == Destinations::Members) {
-            return Err(value(
-                &format!("{at}.on_empty"),
-                "\"pass\" is for the protocol \"aggregated\" with destinations \"members\": elsewhere a request would reach a worker that cannot serve it whole; use \"refuse\"",
-            ));
-        }
-        Ok(())
+        let may_open = is_whole && self.destinations == Destinations::Members;
+        require(
+            may_open || self.on_empty == OnEmpty::Refuse,
+            format_args!("{at}.on_empty"),
+            "\"pass\" is for the protocol \"aggregated\" with destinations \"members\": elsewhere a request would reach a worker that cannot serve it whole; use \"refuse\"",
+        )
     }
 }
 
 impl ModelRewrite {
     fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if self.model.as_deref() == Some("") {
-            return Err(value(
-                &format!("{at}.model"),
-                "must not be empty; leave it out for any model",
-            ));
-        }
-        if self.targets.is_empty() {
-            return Err(value(
-                &format!("{at}.targets"),
-                "must name at least one model",
-            ));
-        }
+        require(
+            self.model.as_deref() != Some(""),
+            format_args!("{at}.model"),
+            "must not be empty; leave it out for any model",
+        )?;
+        require(
+            !self.targets.is_empty(),
+            format_args!("{at}.targets"),
+            "must name at least one model",
+        )?;
         for (index, target) in self.targets.iter().enumerate() {
-            if target.model.is_empty() {
-                return Err(value(
-                    &format!("{at}.targets[{index}].model"),
-                    "must not be empty",
-                ));
-            }
-            if target.weight == 0 {
-                return Err(value(
-                    &format!("{at}.targets[{index}].weight"),
-                    "must be at least 1; leave the target out for none",
-                ));
-            }
+            require(
+                !target.model.is_empty(),
+                format_args!("{at}.targets[{index}].model"),
+                "must not be empty",
+            )?;
+            require(
+                target.weight != 0,
+                format_args!("{at}.targets[{index}].weight"),
+                "must be at least 1; leave the target out for none",
+            )?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::check::value;
+use super::check::require;
 
 /// Data that the proxy's threads share with each other. A thread without this data knows only its own requests.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -34,12 +34,10 @@ impl Default for Sharing {
 
 impl Sharing {
     pub(super) fn check(&self, at: &str) -> Result<(), ConfigError> {
-        if !(20..=100).contains(&self.interval_ms) {
-            return Err(value(
-                &format!("{at}.interval_ms"),
-                "must be from 20 to 100; to share nothing set load and decisions to false",
-            ));
-        }
-        Ok(())
+        require(
+            (20..=100).contains(&self.interval_ms),
+            format_args!("{at}.interval_ms"),
+            "must be from 20 to 100; to share nothing set load and decisions to false",
+        )
     }
 }
