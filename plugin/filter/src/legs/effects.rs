@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use routing::route::fate::{Fate, Handed};
-use routing::session::{CallAnswer, Effect, Means, Note, Reply, Session};
+use routing::session::{CallAnswer, Effect, Means, Note, Session, WorkerReply};
 
 use super::{calls, cleanup, marks, prefill, recovery};
 use crate::telemetry::CalledLeg;
@@ -79,8 +79,8 @@ fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
 }
 
 /// Delivers a reply, with the names of the workers if they are configured.
-fn deliver(runtime: &PoolRuntime, client: &InStream, reply: Reply) {
-    let Reply {
+fn deliver(runtime: &PoolRuntime, client: &InStream, reply: WorkerReply) {
+    let WorkerReply {
         status,
         mut headers,
         body,

@@ -42,7 +42,7 @@ impl fmt::Debug for CallAnswer<'_> {
 
 /// A worker's complete answer, for the client.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct WorkerReply {
     /// Status of the answer.
     pub status: u16,
     /// Headers of the answer, as far as they concern a client.
@@ -62,11 +62,11 @@ pub enum Effect {
     /// A decode worker is called: the request was forwarded before. If that fails too, the failure is what came before.
     CallDecode(Box<Dispatch>, Failure),
     /// The client gets the reply of a worker that took over, edited as a forwarded answer is.
-    Deliver(Reply),
+    Deliver(WorkerReply),
     /// The client gets what prefill alone has generated.
     AnswerTerminal(Terminal),
     /// The client gets a worker's error unchanged.
-    Answer(Reply),
+    Answer(WorkerReply),
     /// The client gets a refusal.
     Refuse(Refusal),
     /// The concurrent prefill was good: what is held back of the answer goes on, edited.

@@ -1,7 +1,7 @@
 //! Owns the end of a leg that the client waits for: what it means, how it failed, and the client's answer where no other worker
 //! takes over.
 
-use super::{CompleteAnswer, Header, Reply, Takeover, Tried};
+use super::{CompleteAnswer, Header, Takeover, Tried, WorkerReply};
 use crate::fleet::WorkerId;
 use crate::outcome::{Came, Follows, Leg, Meaning};
 use crate::refusal::Refusal;
@@ -76,7 +76,7 @@ pub enum Failure {
     /// The worker answered with an error, which is held back.
     Status,
     /// The replacement worker answered with an error.
-    AnsweredWithError(Reply),
+    AnsweredWithError(WorkerReply),
     /// No worker took the connection.
     Unreached,
     /// The worker broke the connection off before it answered.
@@ -102,7 +102,7 @@ pub enum LastAnswer {
     /// What is held back of the worker's error.
     Held,
     /// An error that a worker answered a call with.
-    Error(Reply),
+    Error(WorkerReply),
     /// A refusal of the gateway's own.
     Refused(Refusal),
 }
@@ -146,7 +146,7 @@ impl Failure {
             (Self::Status, ..) => self,
             (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
                 let body = body.to_vec();
-                Self::AnsweredWithError(Reply {
+                Self::AnsweredWithError(WorkerReply {
                     status,
                     headers,
                     body,

@@ -16,7 +16,7 @@ mod tests;
 
 pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
-pub use effect::{CallAnswer, Effect, Means, Note, Reply};
+pub use effect::{CallAnswer, Effect, Means, Note, WorkerReply};
 pub use failure::{Failure, LastAnswer, LegEnd};
 use failure::{after_error, came_of_call};
 pub use response::{ConcurrentPrefill, Response, SuccessHead};
@@ -63,7 +63,7 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct HeldReply {
     /// The answer.
-    pub reply: Reply,
+    pub reply: WorkerReply,
     /// The share of the budget.
     pub share: Share,
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::effect::{CallAnswer, Effect, Means, Note, Reply};
+use super::effect::{CallAnswer, Effect, Means, Note, WorkerReply};
 use super::{ConcurrentPrefill, Failure, Session, Stage};
 use crate::answer::{EventEdit, PromptLogprobs, usage};
 use crate::fleet::Worker;
@@ -175,7 +175,7 @@ impl Session {
         }
         self.response.set_prefill(ConcurrentPrefill::Nothing);
         self.assignment.release();
-        vec![Effect::Answer(Reply {
+        vec![Effect::Answer(WorkerReply {
             status,
             headers: (call.headers)(),
             body: body.to_vec(),
@@ -192,7 +192,7 @@ impl Session {
         match call.answer {
             PrefillAnswer::Whole { status, body } if !self.response.has_begun() => {
                 self.drop_prefill();
-                let failure = Failure::AnsweredWithError(Reply {
+                let failure = Failure::AnsweredWithError(WorkerReply {
                     status,
                     headers: (call.headers)(),
                     body: body.to_vec(),

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use super::effect::{CallAnswer, Effect, Means, Note, Reply};
+use super::effect::{CallAnswer, Effect, Means, Note, WorkerReply};
 use super::{
     ConcurrentPrefill, Failure, HeldReply, LastAnswer, LegEnd, Session, Stage, Tried, came_of_call,
 };
@@ -105,7 +105,7 @@ impl Session {
                 PrefillAnswer::Whole { status, body },
             ) => {
                 let body = body.to_vec();
-                let reply = Reply {
+                let reply = WorkerReply {
                     status,
                     headers,
                     body,
@@ -123,7 +123,7 @@ impl Session {
     }
 
     /// Delivers a reply; a good one not before the concurrent prefill is known to be good.
-    fn reply(&mut self, with: &mut Means<'_>, reply: Reply) -> Vec<Effect> {
+    fn reply(&mut self, with: &mut Means<'_>, reply: WorkerReply) -> Vec<Effect> {
         if reply.status >= 300 || !self.response.prefill_runs() {
             return self.deliver(with, reply);
         }
@@ -141,7 +141,7 @@ impl Session {
     }
 
     /// Delivers a reply to the client.
-    pub(super) fn deliver(&mut self, with: &mut Means<'_>, reply: Reply) -> Vec<Effect> {
+    pub(super) fn deliver(&mut self, with: &mut Means<'_>, reply: WorkerReply) -> Vec<Effect> {
         let mut effects = Vec::new();
         match reply.status {
             ..300 => {
