@@ -122,7 +122,7 @@ impl Reading {
         if end {
             stream.session().response.end();
         }
-        if passes_unread(runtime, stream) {
+        if stream.session().passes_unread() {
             return Action::Continue;
         }
         let bytes = match size {
@@ -167,6 +167,7 @@ fn success(runtime: &PoolRuntime, stream: &InStream, received: &Headers) -> Acti
         encoding: received.first("content-encoding"),
         length: received.first("content-length").and_then(number),
         is_charged: session.assignment.decode.is_some(),
+        is_counted: runtime.pool.output.accounting,
         expects_tokens: session.assignment.expects_tokens(),
     };
     let (step, length) = session.response.success(head);
@@ -205,20 +206,6 @@ fn unanswered(
         .session()
         .unanswered(&mut runtime.router_mut(), last, details);
     stream.may_recover().then_some(outcome)
-}
-
-/// Whether a piece passes unread: the answer is not read at all, or the rest of it needs no reading.
-fn passes_unread(runtime: &PoolRuntime, stream: &InStream) -> bool {
-    let session = &mut *stream.session();
-    let response = &mut session.response;
-    let is_counted = runtime.pool.output.accounting;
-    let passes = !response.is_read() || !is_counted && response.could_pass_unread();
-    if passes {
-        response.mark_activity();
-        // Any piece renews a booking, whatever it contains.
-        session.assignment.generated(response.tokens());
-    }
-    passes
 }
 
 /// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.

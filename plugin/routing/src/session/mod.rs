@@ -232,6 +232,15 @@ impl Session {
         self.response.prefill_is_good() && self.stage == Stage::Forwarded
     }
 
+    /// Whether a piece of the answer passes unread. Any piece renews a booking, whatever it contains.
+    pub fn passes_unread(&mut self) -> bool {
+        let passes = self.response.passes_unread();
+        if passes {
+            self.assignment.generated(self.response.tokens());
+        }
+        passes
+    }
+
     /// What is due in a round at `now`, while the answer is awaited or flows. To be called once a round.
     pub fn round(&mut self, now: Duration) -> Option<Due> {
         match self.stage {

@@ -82,6 +82,8 @@ pub struct SuccessHead<'a> {
     pub length: Option<usize>,
     /// Whether the answer is charged to a worker.
     pub is_charged: bool,
+    /// Whether the tokens of a charged answer are counted up to its end.
+    pub is_counted: bool,
     /// Whether the request asks for generated text: an answer without content is a failure.
     pub expects_tokens: bool,
 }
@@ -94,6 +96,7 @@ pub struct Response {
     form: Form,
     /// Whether the request asks for generated text, so that an answer without content is a failure.
     expects_tokens: bool,
+    is_counted: bool,
     /// Reader of an answer that is charged to a worker.
     reader: Option<Reader>,
     /// Bytes of the held part that have been read already.
@@ -115,6 +118,7 @@ impl Default for Response {
             prefill: ConcurrentPrefill::Nothing,
             form: Form::Whole,
             expects_tokens: false,
+            is_counted: true,
             reader: None,
             read: 0,
             has_ended: false,
@@ -193,6 +197,7 @@ impl Response {
         }
         self.form = Form::of(head.content_type);
         self.expects_tokens = head.expects_tokens;
+        self.is_counted = head.is_counted;
         self.reader = Some(Reader::new(head.content_type, head.encoding));
         let is_edited = self.edits.is_some() || self.awaits_logprobs();
         let length = match (is_edited, self.form) {
@@ -236,20 +241,17 @@ impl Response {
         self.deadlines.mark_activity();
     }
 
-    /// Whether the pieces of the answer are read at all.
-    pub fn is_read(&self) -> bool {
-        self.reader.is_some()
-    }
-
-    /// Whether the rest of the answer could pass unread, if its tokens were not counted: the client reads already, nothing is
-    /// edited, and nothing else is under way for the request.
-    pub fn could_pass_unread(&self) -> bool {
-        matches!(self.phase, Phase::Flowing) && !self.prefill_runs() && self.edits.is_none()
-    }
-
-    /// Notes a piece that passes unread.
-    pub fn mark_activity(&mut self) {
-        self.deadlines.mark_activity();
+    /// Whether a piece passes unread: no piece of the answer is read, or the rest needs no reading, since its tokens are not
+    /// counted, the client reads already, nothing is edited, and nothing else is under way for the request.
+    pub fn passes_unread(&mut self) -> bool {
+        let is_flowing = matches!(self.phase, Phase::Flowing);
+        let needs_no_reading =
+            !self.is_counted && is_flowing && !self.prefill_runs() && self.edits.is_none();
+        let passes = self.reader.is_none() || needs_no_reading;
+        if passes {
+            self.deadlines.mark_activity();
+        }
+        passes
     }
 
     /// Bytes of the held part that have been read.
@@ -451,7 +453,7 @@ impl Response {
     /// Whether the answer is read, and has neither ended nor failed: how its stream ended decides what came of the leg.
     pub fn is_open(&self) -> bool {
         let is_failed = matches!(self.verdict(), Verdict::Failed(_));
-        self.is_read() && !self.has_ended && !is_failed
+        self.reader.is_some() && !self.has_ended && !is_failed
     }
 
     /// What came of the leg, now that the stream has ended; none if there is nothing to judge a worker by. Not earlier: a

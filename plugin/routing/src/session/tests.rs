@@ -26,6 +26,7 @@ const STREAM: SuccessHead<'_> = SuccessHead {
     encoding: None,
     length: None,
     is_charged: true,
+    is_counted: true,
     expects_tokens: true,
 };
 const DOCUMENT: SuccessHead<'_> = SuccessHead {
@@ -185,7 +186,24 @@ fn an_answer_without_a_worker_to_charge_passes_at_once() {
     let mut response = Response::default();
     response.hold();
     assert_eq!(response.success(head), (first(), ContentLength::Kept));
-    assert!(!response.is_read() && response.has_begun());
+    assert!(response.passes_unread() && response.has_begun());
+}
+
+#[test]
+fn the_rest_of_an_answer_that_is_not_counted_passes_unread() {
+    for (is_counted, passes) in [(true, false), (false, true)] {
+        let head = SuccessHead {
+            is_counted,
+            ..STREAM
+        };
+        let mut response = begun(head, ConcurrentPrefill::Nothing);
+        assert!(!response.passes_unread(), "the client has read nothing");
+        assert_eq!(part(&mut response, TEXT), first());
+        assert_eq!(response.passes_unread(), passes);
+        let mut beside = begun(head, ConcurrentPrefill::Running);
+        assert_eq!(part(&mut beside, TEXT), first());
+        assert!(!beside.passes_unread(), "its prefill may still fail");
+    }
 }
 
 #[test]
