@@ -258,7 +258,7 @@ pub fn settle(runtime: &PoolRuntime, stream: &InStream) {
     let came = match stream.stage() {
         Stage::Forwarded => {
             let is_open = stream.session().response.is_open();
-            let end = match is_open && is_broken_off(runtime, stream) {
+            let end = match is_open && note_break_off(runtime, stream) {
                 true => StreamEnd::BrokenOff,
                 false => StreamEnd::Other,
             };
@@ -266,7 +266,7 @@ pub fn settle(runtime: &PoolRuntime, stream: &InStream) {
         }
         // The worker at fault is known already.
         Stage::Recovering => {
-            is_broken_off(runtime, stream);
+            note_break_off(runtime, stream);
             None
         }
         _ => None,
@@ -276,8 +276,8 @@ pub fn settle(runtime: &PoolRuntime, stream: &InStream) {
     }
 }
 
-/// Whether the stream has ended because its worker broke the answer off; counted if so.
-fn is_broken_off(runtime: &PoolRuntime, stream: &InStream) -> bool {
+/// Counts and logs an answer that its worker has broken off; whether the stream has ended for that reason.
+fn note_break_off(runtime: &PoolRuntime, stream: &InStream) -> bool {
     let details = host::property(&["response", "code_details"]).unwrap_or_default();
     let is_so = details.starts_with(b"upstream_reset_after_response_started");
     if is_so {

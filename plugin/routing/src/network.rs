@@ -28,12 +28,21 @@ impl FromStr for Network {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let one_address = || text.parse().ok().map(|address: IpAddr| address.into());
-        let network = text.parse().ok().or_else(one_address);
-        network
+        read(text)
             .map(Self)
             .ok_or_else(|| NetworkError(text.to_owned()))
     }
+}
+
+/// Reads a network, or one address. The address is read by the standard library: no octet has a leading zero, which some read as
+/// octal.
+fn read(text: &str) -> Option<IpNet> {
+    let Some((address, bits)) = text.split_once('/') else {
+        return text.parse().ok().map(|address: IpAddr| address.into());
+    };
+    let is_number = bits.bytes().all(|byte| byte.is_ascii_digit());
+    let bits = bits.parse().ok().filter(|_| is_number)?;
+    IpNet::new(address.parse().ok()?, bits).ok()
 }
 
 impl TryFrom<String> for Network {
@@ -91,6 +100,9 @@ mod tests {
             "host/8",
             "10.0.0.0/8/8",
             "10.0.0.0/300",
+            "010.0.0.0/8",
+            "192.168.001.0/24",
+            "1:2:3:4:5:6:7::8/64",
         ] {
             assert!(text.parse::<Network>().is_err(), "{text}");
         }

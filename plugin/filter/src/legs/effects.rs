@@ -10,10 +10,10 @@ use crate::telemetry::CalledLeg;
 use crate::vm::{InStream, Job, PoolRuntime, Stream};
 
 /// Takes a step of a request's session, and carries out what follows. Called on the root.
-pub fn step(
+pub fn step<'a>(
     runtime: &PoolRuntime,
     client: &Rc<Stream>,
-    take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect>,
+    take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect<'a>>,
 ) {
     let effects = {
         let mut with = Means {
@@ -29,8 +29,8 @@ pub fn step(
     }
 }
 
-/// Carries out an effect. Called on the root.
-pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
+/// Carries out an effect: a call is made by the root, and so is only asked for there.
+pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect<'_>) {
     match effect {
         Effect::CallPrefill(phase) => {
             prefill::start(runtime, Job::new(runtime, *phase, client));
@@ -56,7 +56,7 @@ pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
 }
 
 /// Carries out an effect on the stream, unless the stream is gone.
-fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
+fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect<'_>) {
     let Some(client) = InStream::enter(client) else {
         return;
     };
@@ -79,7 +79,7 @@ fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect) {
 }
 
 /// Delivers a reply, with the names of the workers if they are configured.
-fn deliver(runtime: &PoolRuntime, client: &InStream, reply: WorkerReply) {
+fn deliver(runtime: &PoolRuntime, client: &InStream, reply: WorkerReply<'_>) {
     let WorkerReply {
         status,
         mut headers,
@@ -155,7 +155,7 @@ pub fn handed_off(runtime: &PoolRuntime, client: &Stream, handed: Handed) {
     runtime.telemetry.handed_off(fate, blocks);
     if fate == Fate::Unknown {
         log::info!(
-            "[{}] its decode ended before it answered: {blocks} blocks may stay until their lease ends",
+            "[{}] whether decode has fetched {blocks} blocks is not known: they may stay until their lease ends",
             client.ids()
         );
     }

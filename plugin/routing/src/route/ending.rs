@@ -61,7 +61,7 @@ impl Router {
         }
     }
 
-    /// Records how the leg that the client waits for has ended: before any of the answer was read or, if good, after.
+    /// Records how the leg that the client waits for has ended. After the client has begun to read, no other leg follows.
     /// Updates the health of the workers concerned, and returns the meaning.
     pub fn leg_ended(&mut self, assignment: &mut Assignment, came: Came) -> Meaning {
         let leg = assignment.leg(self.pool.rules());

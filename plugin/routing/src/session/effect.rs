@@ -1,5 +1,6 @@
 //! Owns the effects of a session: what its host does for it, in their order; and what the host lends it for a step.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -42,19 +43,30 @@ impl fmt::Debug for CallAnswer<'_> {
 
 /// A worker's complete answer, for the client.
 #[derive(Debug, PartialEq, Eq)]
-pub struct WorkerReply {
+pub struct WorkerReply<'a> {
     /// Status of the answer.
     pub status: u16,
     /// Headers of the answer, as far as they concern a client.
     pub headers: Vec<Header>,
-    /// Body of the answer.
-    pub body: Vec<u8>,
+    /// Body of the answer: of a call that is being answered, or kept.
+    pub body: Cow<'a, [u8]>,
+}
+
+impl WorkerReply<'_> {
+    /// The same reply, kept for later.
+    pub fn kept(self) -> WorkerReply<'static> {
+        WorkerReply {
+            status: self.status,
+            headers: self.headers,
+            body: Cow::Owned(self.body.into_owned()),
+        }
+    }
 }
 
 /// What the host does for a session. After the end of the stream there are calls and notes alone.
 #[derive(Debug)]
 #[must_use = "the request's next step"]
-pub enum Effect {
+pub enum Effect<'a> {
     /// A prefill worker is called.
     CallPrefill(Box<PrefillPhase>),
     /// The request, which waits, is forwarded.
@@ -62,18 +74,18 @@ pub enum Effect {
     /// A decode worker is called: the request was forwarded before. If that fails too, the failure is what came before.
     CallDecode(Box<Dispatch>, Failure),
     /// The client gets the reply of a worker that took over, edited as a forwarded answer is.
-    Deliver(WorkerReply),
+    Deliver(WorkerReply<'a>),
     /// The client gets what prefill alone has generated.
     AnswerTerminal(Terminal),
     /// The client gets a worker's error unchanged.
-    Answer(WorkerReply),
+    Answer(WorkerReply<'a>),
     /// The client gets a refusal.
     Refuse(Refusal),
     /// The concurrent prefill was good: what is held back of the answer goes on, edited.
     ReleaseHeld,
     /// No other worker takes over: the error that is held back goes on.
     PassHeld,
-    /// The stream is watched: its answer is reset in the next round.
+    /// The stream is watched: its answer is reset in one of the next rounds.
     Watch,
     /// The request is copied for the clean-up leg; its client is still being served.
     CopyRequest,
@@ -81,7 +93,7 @@ pub enum Effect {
     KeepRequest,
     /// A worker fetches KV blocks that this prefill worker has staged, and drops them.
     CleanUp(Box<CleanUpLeg>, Rc<Worker>),
-    /// The prefill worker drops what it has computed: blocks that leak if the call fails.
+    /// The prefill worker drops what it has computed: so many blocks, which leak if the call cannot be made.
     CallOff(AbortLeg, u64),
     /// The prefill worker drops what it is doing.
     Abort(AbortLeg),
@@ -96,7 +108,7 @@ pub enum Note {
     Cached(u64),
     /// The decode leg of a hand-off has failed.
     DecodeFailed,
-    /// Prefill has failed for good.
+    /// Prefill has failed, and no other worker is asked for the same decode leg.
     PrefillFailed(Refusal),
     /// A prefill worker has failed, and the next is called.
     PrefillReplaced {
@@ -114,9 +126,9 @@ pub enum Note {
         /// The answer of the prefill worker.
         answer: String,
     },
-    /// A leg has failed and is replaced.
+    /// A leg has failed, and the request is placed again.
     Recovers {
-        /// How the first leg failed.
+        /// How the leg failed, as the client would be answered.
         failure: &'static str,
         /// What came of the last one.
         came: Came,

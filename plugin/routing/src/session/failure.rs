@@ -1,6 +1,8 @@
 //! Owns the end of a leg that the client waits for: what it means, how it failed, and the client's answer where no other worker
 //! takes over.
 
+use std::borrow::Cow;
+
 use super::{CompleteAnswer, Header, Takeover, Tried, WorkerReply};
 use crate::fleet::WorkerId;
 use crate::outcome::{Came, Follows, Leg, Meaning};
@@ -26,7 +28,7 @@ impl LegEnd {
         Self { leg, came, meaning }
     }
 
-    /// Whether the client gets what came, or another worker may be asked.
+    /// Whether the client gets what came; else another worker may be asked.
     pub fn is_passed_on(&self) -> bool {
         self.meaning.follows == Follows::PassedOn
     }
@@ -75,8 +77,8 @@ pub fn after_error(
 pub enum Failure {
     /// The worker answered with an error, which is held back.
     Status,
-    /// The replacement worker answered with an error.
-    AnsweredWithError(WorkerReply),
+    /// A worker answered a call with an error.
+    AnsweredWithError(WorkerReply<'static>),
     /// No worker took the connection.
     Unreached,
     /// The worker broke the connection off before it answered.
@@ -92,7 +94,7 @@ pub enum Failure {
         /// The status.
         status: u16,
     },
-    /// The concurrent prefill failed, or the request cannot be sent.
+    /// The gateway refuses: the concurrent prefill failed, the request cannot be sent, or no room is left for the reply.
     Refused(Refusal),
 }
 
@@ -102,7 +104,7 @@ pub enum LastAnswer {
     /// What is held back of the worker's error.
     Held,
     /// An error that a worker answered a call with.
-    Error(WorkerReply),
+    Error(WorkerReply<'static>),
     /// A refusal of the gateway's own.
     Refused(Refusal),
 }
@@ -145,7 +147,7 @@ impl Failure {
         match (&self, came, answer) {
             (Self::Status, ..) => self,
             (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
-                let body = body.to_vec();
+                let body = Cow::Owned(body.to_vec());
                 Self::AnsweredWithError(WorkerReply {
                     status,
                     headers,

@@ -63,7 +63,7 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct HeldReply {
     /// The answer.
-    pub reply: WorkerReply,
+    pub reply: WorkerReply<'static>,
     /// The share of the budget.
     pub share: Share,
 }
@@ -83,7 +83,7 @@ pub struct Session {
     pub handed: Option<Handed>,
     /// The call that aborts prefill, or makes it drop its blocks: kept until decode is known to have fetched them.
     pub abort: Option<AbortLeg>,
-    /// How the first decode leg failed, while that leg is being replaced.
+    /// How the leg failed that is being replaced, while prefill runs for the replacement.
     pub failure: Option<Failure>,
     /// The reply of a replacement decode worker, while the concurrent prefill runs.
     pub held_reply: Option<HeldReply>,

@@ -1,5 +1,6 @@
 //! Owns what follows from the answer to a prefill call, for the request that it was made for.
 
+use std::borrow::Cow;
 use std::rc::Rc;
 
 use super::effect::{CallAnswer, Effect, Means, Note, WorkerReply};
@@ -25,7 +26,11 @@ impl Session {
     }
 
     /// Begins decode right after the call to prefill, if both legs run at once.
-    pub fn decode_beside(&mut self, router: &mut Router, phase: &PrefillPhase) -> Option<Effect> {
+    pub fn decode_beside(
+        &mut self,
+        router: &mut Router,
+        phase: &PrefillPhase,
+    ) -> Option<Effect<'static>> {
         let dispatch = phase.decode_beside(router)?;
         self.response.set_prefill(match phase.wants_logprobs() {
             true => ConcurrentPrefill::RunningWithLogprobs,
@@ -36,13 +41,13 @@ impl Session {
     }
 
     /// What follows from the answer to a prefill call of this `attempt`.
-    pub fn prefill_answered(
+    pub fn prefill_answered<'a>(
         &mut self,
         with: &mut Means<'_>,
         phase: PrefillPhase,
         attempt: u32,
-        call: CallAnswer<'_>,
-    ) -> Vec<Effect> {
+        call: CallAnswer<'a>,
+    ) -> Vec<Effect<'a>> {
         if !self.waits_for(attempt) {
             return self.after_prefill(with, phase, Client::Left, call);
         }
@@ -61,17 +66,17 @@ impl Session {
         }
     }
 
-    fn after_prefill(
+    fn after_prefill<'a>(
         &mut self,
         with: &mut Means<'_>,
         phase: PrefillPhase,
         client: Client,
-        call: CallAnswer<'_>,
-    ) -> Vec<Effect> {
+        call: CallAnswer<'a>,
+    ) -> Vec<Effect<'a>> {
         let worker = Rc::clone(phase.worker());
         let order = phase.order();
         let cached = cached_tokens(call.answer);
-        let mut effects: Vec<Effect> = Vec::new();
+        let mut effects: Vec<Effect<'a>> = Vec::new();
         if let Some(tokens) = cached {
             let block = u64::from(with.router.pool().block_tokens.max(1));
             effects.push(Effect::Note(Note::Cached(tokens / block)));
@@ -132,7 +137,7 @@ impl Session {
     }
 
     /// Begins decode: the request is forwarded or, if it was forwarded before, a call is made.
-    fn decode(&mut self, dispatch: Dispatch) -> Effect {
+    fn decode(&mut self, dispatch: Dispatch) -> Effect<'static> {
         let dispatch = Box::new(dispatch);
         match self.stage {
             Stage::Recovering => {
@@ -144,7 +149,11 @@ impl Session {
     }
 
     /// The concurrent prefill was good: what was held back for it goes to the client.
-    fn good_beside(&mut self, with: &mut Means<'_>, answer: PrefillAnswer<'_>) -> Vec<Effect> {
+    fn good_beside(
+        &mut self,
+        with: &mut Means<'_>,
+        answer: PrefillAnswer<'_>,
+    ) -> Vec<Effect<'static>> {
         let PrefillAnswer::Whole { body, .. } = answer else {
             return Vec::new();
         };
@@ -165,7 +174,7 @@ impl Session {
     }
 
     /// Passes the worker's error to the client: the request was at fault. A decode answer that has begun is reset instead.
-    fn pass_on(&mut self, call: CallAnswer<'_>) -> Vec<Effect> {
+    fn pass_on<'a>(&mut self, call: CallAnswer<'a>) -> Vec<Effect<'a>> {
         let PrefillAnswer::Whole { status, body } = call.answer else {
             return Vec::new();
         };
@@ -178,24 +187,24 @@ impl Session {
         vec![Effect::Answer(WorkerReply {
             status,
             headers: (call.headers)(),
-            body: body.to_vec(),
+            body: Cow::Borrowed(body),
         })]
     }
 
     /// Asks another pair: prefill has refused the request while decode waits for it.
-    fn pass_on_unless_pair(
+    fn pass_on_unless_pair<'a>(
         &mut self,
         with: &mut Means<'_>,
-        call: CallAnswer<'_>,
+        call: CallAnswer<'a>,
         end: PrefillEnd,
-    ) -> Vec<Effect> {
+    ) -> Vec<Effect<'a>> {
         match call.answer {
             PrefillAnswer::Whole { status, body } if !self.response.has_begun() => {
                 self.drop_prefill();
                 let failure = Failure::AnsweredWithError(WorkerReply {
                     status,
                     headers: (call.headers)(),
-                    body: body.to_vec(),
+                    body: Cow::Owned(body.to_vec()),
                 });
                 self.replace_leg(with, failure, end.into())
             }
@@ -204,7 +213,7 @@ impl Session {
     }
 
     /// Ends a request whose prefill has failed for good.
-    fn prefill_refused(&mut self, with: &mut Means<'_>, refusal: Refusal) -> Vec<Effect> {
+    fn prefill_refused(&mut self, with: &mut Means<'_>, refusal: Refusal) -> Vec<Effect<'static>> {
         let mut effects = vec![Effect::Note(Note::PrefillFailed(refusal.clone()))];
         match self.stage {
             Stage::Recovering => {
@@ -222,7 +231,7 @@ impl Session {
         with: &mut Means<'_>,
         refusal: Refusal,
         end: PrefillEnd,
-    ) -> Vec<Effect> {
+    ) -> Vec<Effect<'static>> {
         if !self.response.prefill_runs() {
             return self.prefill_refused(with, refusal);
         }
@@ -244,7 +253,7 @@ impl Session {
     }
 
     /// Ends an answer that has begun with a reset, since its concurrent prefill has failed: it must not end as a success.
-    fn reset_for(&mut self, reason: Refusal) -> Vec<Effect> {
+    fn reset_for(&mut self, reason: Refusal) -> Vec<Effect<'static>> {
         self.abort = None;
         self.response.reset_for(reason);
         vec![Effect::Watch]
@@ -263,7 +272,7 @@ fn cached_tokens(answer: PrefillAnswer<'_>) -> Option<u64> {
 }
 
 /// Cleans up blocks that prefill has staged and no decode fetches.
-fn clean_up(after: AfterPrefill, worker: Rc<Worker>) -> Option<Effect> {
+fn clean_up(after: AfterPrefill, worker: Rc<Worker>) -> Option<Effect<'static>> {
     match after {
         AfterPrefill::CleanUp(leg) => Some(Effect::CleanUp(Box::new(leg), worker)),
         AfterPrefill::Leaked { blocks } => Some(Effect::Note(Note::Leaked { blocks, worker })),

@@ -1,6 +1,7 @@
 //! Owns the recovery of a leg that has failed before its client has read anything: other workers are asked in its place, within
 //! the pool's budget; and what the client gets where none is left.
 
+use std::borrow::Cow;
 use std::rc::Rc;
 
 use super::effect::{CallAnswer, Effect, Means, Note, WorkerReply};
@@ -19,12 +20,12 @@ impl Session {
         with: &mut Means<'_>,
         failure: Failure,
         end: LegEnd,
-    ) -> Vec<Effect> {
+    ) -> Vec<Effect<'static>> {
         if self.stage == Stage::Ended {
             return Vec::new();
         }
         self.stage = Stage::Recovering;
-        let mut effects: Vec<Effect> = self.leave_pair().into_iter().collect();
+        let mut effects: Vec<Effect<'static>> = self.leave_pair().into_iter().collect();
         if end.leg != Leg::Prefill && self.assignment.prefill.is_some() {
             effects.push(Effect::Note(Note::DecodeFailed));
         }
@@ -64,14 +65,14 @@ impl Session {
     }
 
     /// Leaves the present workers, and calls off what they are doing for the request.
-    fn leave_pair(&mut self) -> Option<Effect> {
+    fn leave_pair(&mut self) -> Option<Effect<'static>> {
         self.next_attempt();
         self.response.set_prefill(ConcurrentPrefill::Nothing);
         self.abort.take().map(Effect::Abort)
     }
 
     /// Assigns the request anew; the facts that it is counted under stay. A hand-off that no leg fetches any more is noted.
-    fn reassign(&mut self, mut assignment: Assignment) -> Option<Effect> {
+    fn reassign(&mut self, mut assignment: Assignment) -> Option<Effect<'static>> {
         assignment.facts = std::mem::take(&mut self.assignment.facts);
         let kept = assignment.staged_blocks();
         self.assignment = assignment;
@@ -86,13 +87,13 @@ impl Session {
     }
 
     /// What follows from the answer of a worker that was called in place of one that failed.
-    pub fn replacement_answered(
+    pub fn replacement_answered<'a>(
         &mut self,
         with: &mut Means<'_>,
         failure: Failure,
         attempt: u32,
-        call: CallAnswer<'_>,
-    ) -> Vec<Effect> {
+        call: CallAnswer<'a>,
+    ) -> Vec<Effect<'a>> {
         if !self.waits_for(attempt) {
             return Vec::new();
         }
@@ -104,7 +105,7 @@ impl Session {
                 Came::Good | Came::Status(_),
                 PrefillAnswer::Whole { status, body },
             ) => {
-                let body = body.to_vec();
+                let body = Cow::Borrowed(body);
                 let reply = WorkerReply {
                     status,
                     headers,
@@ -123,17 +124,18 @@ impl Session {
     }
 
     /// Delivers a reply; a good one not before the concurrent prefill is known to be good.
-    fn reply(&mut self, with: &mut Means<'_>, reply: WorkerReply) -> Vec<Effect> {
+    fn reply<'a>(&mut self, with: &mut Means<'_>, reply: WorkerReply<'a>) -> Vec<Effect<'a>> {
         if reply.status >= 300 || !self.response.prefill_runs() {
             return self.deliver(with, reply);
         }
         match with.budget.take(reply.body.len()) {
             Some(share) => {
+                let reply = reply.kept();
                 self.held_reply = Some(HeldReply { reply, share });
                 Vec::new()
             }
             None => {
-                let mut effects: Vec<Effect> = self.leave_pair().into_iter().collect();
+                let mut effects: Vec<Effect<'static>> = self.leave_pair().into_iter().collect();
                 effects.extend(self.give_up(with, Failure::Refused(Refusal::Busy)));
                 effects
             }
@@ -141,7 +143,11 @@ impl Session {
     }
 
     /// Delivers a reply to the client.
-    pub(super) fn deliver(&mut self, with: &mut Means<'_>, reply: WorkerReply) -> Vec<Effect> {
+    pub(super) fn deliver<'a>(
+        &mut self,
+        with: &mut Means<'_>,
+        reply: WorkerReply<'a>,
+    ) -> Vec<Effect<'a>> {
         let mut effects = Vec::new();
         match reply.status {
             ..300 => {
@@ -156,7 +162,7 @@ impl Session {
     }
 
     /// Ends a request that no other worker can take: the failure is the client's answer.
-    pub fn give_up(&mut self, with: &mut Means<'_>, failure: Failure) -> Vec<Effect> {
+    pub fn give_up(&mut self, with: &mut Means<'_>, failure: Failure) -> Vec<Effect<'static>> {
         self.next_attempt();
         let answer = match failure.answer(self.tried.all().len()) {
             LastAnswer::Held => {
@@ -169,15 +175,18 @@ impl Session {
                 self.assignment.release();
                 Effect::Answer(reply)
             }
-            LastAnswer::Refused(refusal) => Effect::Refuse(refusal),
+            LastAnswer::Refused(refusal) => {
+                self.assignment.release();
+                Effect::Refuse(refusal)
+            }
         };
         let mut effects = vec![answer];
         effects.extend(self.give_up_handoff(with.router));
         effects
     }
 
-    /// Gives up what prefill has computed for a decode leg that did not begin with it: the blocks are fetched and dropped.
-    pub fn give_up_handoff(&mut self, router: &mut Router) -> Vec<Effect> {
+    /// Gives up what prefill has computed for the decode leg. Blocks that the leg has not begun to fetch are fetched and dropped.
+    pub fn give_up_handoff(&mut self, router: &mut Router) -> Vec<Effect<'static>> {
         let Some(handed) = self.handed.take() else {
             return Vec::new();
         };

@@ -435,7 +435,7 @@ fn the_last_answer_of_a_worker_is_the_clients() {
     let LastAnswer::Error(reply) = second.answer(1) else {
         panic!("the worker's error was lost");
     };
-    assert_eq!((reply.status, reply.body.as_slice()), (429, &b"later"[..]));
+    assert_eq!((reply.status, &reply.body[..]), (429, &b"later"[..]));
     assert_eq!(reply.headers, kept());
     let redirect = PrefillAnswer::whole(302, b"");
     let failure = Failure::Silent.then(Came::Status(302), redirect, Vec::new());

@@ -23,6 +23,11 @@ const ANSWER: &[u8] = br#"{"choices":[{"finish_reason":"stop","message":{"conten
 const EMPTY: &[u8] = br#"{"choices":[]}"#;
 pub const ERROR: &[u8] = br#"{"error":{"message":"x","code":500}}"#;
 
+/// Details of the proxy's for a request that no worker has answered.
+const REFUSED: &[u8] = b"upstream_reset_before_response_started{remote_connection_failure}";
+const RESET: &[u8] = b"upstream_reset_before_response_started{connection_termination}";
+const NOT_SENT: &[u8] = b"no_healthy_upstream";
+
 /// Answers of workers to calls.
 pub const ANSWERS: [PrefillAnswer<'static>; 14] = [
     whole(200, STAGED),
@@ -87,8 +92,10 @@ pub enum Event {
     Hedge,
     /// Decode answers with this status, or its answer begins.
     Decode(usize),
-    /// The proxy gets no answer from decode.
-    Unanswered,
+    /// No decode worker takes the connection.
+    Refused,
+    /// The decode worker resets after its headers: the stream ends.
+    Reset,
     /// Decode is silent for too long.
     Silence,
     /// A worker leaves the fleet.
@@ -180,7 +187,7 @@ impl Host {
         host
     }
 
-    fn step(&mut self, take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect>) {
+    fn step<'a>(&mut self, take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect<'a>>) {
         let mut with = Means {
             router: &mut self.router,
             bodies: &mut self.bodies,
@@ -193,7 +200,7 @@ impl Host {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn carry_out(&mut self, effect: Effect<'_>) {
         self.effects.push(name(&effect));
         let is_on_stream = !matches!(
             effect,
@@ -283,7 +290,8 @@ impl Host {
             Event::Prefill(call, answer) => self.answer_prefill(call, ANSWERS[answer]),
             Event::Hedge => self.hedge(),
             Event::Decode(answer) => self.answer_decode(ANSWERS[answer]),
-            Event::Unanswered => self.leave_unanswered(),
+            Event::Refused => self.leave_unanswered(REFUSED),
+            Event::Reset => self.reset(),
             Event::Silence => self.fail(Came::TimedOut, Failure::Silent),
             Event::Departure(id) => self.depart(id),
             Event::Leaving => self.leave(),
@@ -346,8 +354,10 @@ impl Host {
 
     fn answer_forwarded(&mut self, answer: PrefillAnswer<'_>) {
         let is_unread = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
-        let PrefillAnswer::Whole { status, .. } = answer else {
-            return self.leave_unanswered();
+        let status = match answer {
+            PrefillAnswer::Whole { status, .. } => status,
+            PrefillAnswer::Broken => return self.leave_unanswered(RESET),
+            _ => return self.leave_unanswered(NOT_SENT),
         };
         if !is_unread {
             return;
@@ -379,14 +389,26 @@ impl Host {
         }
     }
 
-    fn leave_unanswered(&mut self) {
+    /// The worker has answered with headers, and the client has read nothing of the answer.
+    fn reset(&mut self) {
+        if self.session.stage == Stage::Forwarded && self.session.response.is_unread() {
+            self.session.response.hold();
+            let _ = self.session.response.success(super::STREAM);
+            if let Some(came) = self.session.response.outcome(StreamEnd::BrokenOff) {
+                self.session.leg_ended(&mut self.router, came);
+            }
+            self.leave();
+        }
+    }
+
+    fn leave_unanswered(&mut self, details: &[u8]) {
         let is_due = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
         if !is_due || self.answers > 0 {
             return;
         }
         self.decode = Decode::None;
         let takeover = self.takeover();
-        let (failure, end) = self.session.unanswered(&mut self.router, None, b"");
+        let (failure, end) = self.session.unanswered(&mut self.router, None, details);
         match takeover {
             Takeover::Possible => {
                 self.step(|session, with| session.replace_leg(with, failure, end));
@@ -424,8 +446,8 @@ impl Host {
         }
         self.is_gone = true;
         self.session.end();
-        if self.session.handed.take().is_some() {
-            self.fates += 1;
+        if let Some(handed) = self.session.handed.take() {
+            self.carry_out(Effect::Note(Note::HandedOff(handed)));
         }
         self.session.abort = None;
         self.session.assignment.release();
@@ -465,7 +487,7 @@ fn json() -> Vec<Header> {
 }
 
 /// Name of an effect, for a table.
-fn name(effect: &Effect) -> String {
+fn name(effect: &Effect<'_>) -> String {
     match effect {
         Effect::CallPrefill(_) => "call prefill".to_owned(),
         Effect::Forward(_) => "forward".to_owned(),

@@ -55,7 +55,7 @@ fn table() -> String {
 fn events_of_table() -> Vec<Event> {
     let of_prefill = SHOWN.map(|answer| Event::Prefill(0, answer));
     let of_decode = SHOWN.map(Event::Decode);
-    let others = [Event::Unanswered, Event::Silence, Event::Leaving];
+    let others = [Event::Refused, Event::Silence, Event::Reset, Event::Leaving];
     [&of_prefill[..], &of_decode, &others].concat()
 }
 
