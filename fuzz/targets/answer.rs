@@ -10,7 +10,7 @@ use routing::answer::usage;
 use routing::fleet::WorkerId;
 use routing::handoff::mooncake;
 use routing::request::Generation;
-use routing::route::{AfterPrefill, Client, Plan, PrefillAnswer};
+use routing::route::{AfterPrefill, CallEnd, Client, Plan};
 
 const CHANGED: &[&str] = &[
     "kv_transfer_params",
@@ -76,7 +76,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(Plan::Prefill(phase, _)) = router.plan(generation, body, input()) else {
         return;
     };
-    let answer = PrefillAnswer::Whole {
+    let answer = CallEnd::Whole {
         status,
         body: answer,
     };

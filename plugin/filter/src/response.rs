@@ -245,7 +245,7 @@ fn carry_out(runtime: &PoolRuntime, stream: &InStream, step: AnswerStep) -> Acti
             recovery::begin(runtime, stream, Failure::of_answer(came), end);
             Action::Pause
         }
-        AnswerStep::Reset(reason) => {
+        AnswerStep::BreakOff(reason) => {
             stream.break_off(runtime, reason);
             Action::Pause
         }

@@ -12,7 +12,7 @@
 //! use routing::config::Config;
 //! use routing::outcome::Came;
 //! use routing::request::Generation;
-//! use routing::route::{AfterPrefill, Client, Plan, PlanInput, PrefillAnswer, Router};
+//! use routing::route::{AfterPrefill, CallEnd, Client, Plan, PlanInput, Router};
 //!
 //! let config = br#"{"pools": [{"name": "llm", "protocol": "nixl", "discovery": {"static": {"workers": [
 //!     {"role": "prefill", "model": "m", "address": "10.0.0.1:8000"},
@@ -39,7 +39,7 @@
 //! let answer = br#"{"choices": [{"message": {"content": "Hi"}, "finish_reason": "length"}],
 //!     "kv_transfer_params": {"do_remote_prefill": true, "remote_block_ids": [7]}}"#;
 //! router.advance(now);
-//! let answer = PrefillAnswer::whole(200, answer);
+//! let answer = CallEnd::whole(200, answer);
 //! let after = phase.answered(answer, Client::Waits, &mut router);
 //! let AfterPrefill::Decode { dispatch, target: (worker, key), staged } = after else {
 //!     panic!("decode follows");

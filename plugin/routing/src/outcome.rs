@@ -98,9 +98,9 @@ pub struct Before {
     pub has_asked_another: bool,
 }
 
-/// Which worker an outcome is held against.
+/// The worker that an outcome is blamed on, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Held {
+pub enum Blame {
     /// Neither blame nor credit.
     Nothing,
     /// Credits the worker: it works.
@@ -152,8 +152,8 @@ pub enum Cost {
 /// Meaning of an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meaning {
-    /// Which worker the outcome is held against.
-    pub held: Held,
+    /// The worker that the outcome is blamed on.
+    pub blame: Blame,
     /// The next step.
     pub follows: Follows,
     /// The price of the next step.
@@ -161,9 +161,9 @@ pub struct Meaning {
 }
 
 impl Meaning {
-    const fn new(held: Held, follows: Follows, cost: Cost) -> Self {
+    const fn new(blame: Blame, follows: Follows, cost: Cost) -> Self {
         Self {
-            held,
+            blame,
             follows,
             cost,
         }
@@ -173,33 +173,33 @@ impl Meaning {
 /// The table of outcomes.
 pub fn judge(leg: Leg, came: Came, before: Before) -> Meaning {
     let meaning = match came {
-        Came::Good => Meaning::new(Held::Credit, Follows::PassedOn, Cost::Nothing),
+        Came::Good => Meaning::new(Blame::Credit, Follows::PassedOn, Cost::Nothing),
         Came::Unsendable | Came::Unread => {
-            Meaning::new(Held::Nothing, Follows::PassedOn, Cost::Nothing)
+            Meaning::new(Blame::Nothing, Follows::PassedOn, Cost::Nothing)
         }
-        Came::NotSent => Meaning::new(Held::PassedOver, unbegun(leg), Cost::Nothing),
-        Came::Refused => Meaning::new(Held::Unreachable, unbegun(leg), Cost::Nothing),
+        Came::NotSent => Meaning::new(Blame::PassedOver, unbegun(leg), Cost::Nothing),
+        Came::Refused => Meaning::new(Blame::Unreachable, unbegun(leg), Cost::Nothing),
         Came::Left => {
             let another = Follows::Anew(LeftOut::Worker);
-            Meaning::new(Held::Nothing, another, Cost::Nothing)
+            Meaning::new(Blame::Nothing, another, Cost::Nothing)
         }
         Came::Reset => reset(before.resets),
         Came::Cut | Came::NoHandoff => {
             let another = Follows::Anew(LeftOut::Worker);
-            Meaning::new(Held::Worker, another, Cost::Work)
+            Meaning::new(Blame::Worker, another, Cost::Work)
         }
-        Came::Silent => Meaning::new(Held::Worker, Follows::PassedOn, Cost::Work),
+        Came::Silent => Meaning::new(Blame::Worker, Follows::PassedOn, Cost::Work),
         Came::TimedOut | Came::Empty | Came::FailedInside => failed(leg),
         Came::Status(status) => of_status(leg, status, before),
     };
     let is_ours = before.called_off && came != Came::Good;
-    let held = match (is_ours, leg) {
-        (true, _) => Held::Nothing,
+    let blame = match (is_ours, leg) {
+        (true, _) => Blame::Nothing,
         // A frontend's answer may be its workers' fault as well as its own.
-        (false, Leg::Frontend) if meaning.held != Held::Credit => Held::Nothing,
-        (false, _) => meaning.held,
+        (false, Leg::Frontend) if meaning.blame != Blame::Credit => Blame::Nothing,
+        (false, _) => meaning.blame,
     };
-    Meaning { held, ..meaning }
+    Meaning { blame, ..meaning }
 }
 
 /// Nothing has begun: a waiting hand-off is as good as before.
@@ -217,9 +217,9 @@ fn unbegun(leg: Leg) -> Follows {
 fn reset(before: usize) -> Meaning {
     let again = Follows::Anew(LeftOut::WorkerAtFirst);
     match before {
-        0 => Meaning::new(Held::Nothing, again, Cost::Nothing),
-        1 => Meaning::new(Held::Worker, again, Cost::Nothing),
-        _ => Meaning::new(Held::Worker, Follows::PassedOn, Cost::Nothing),
+        0 => Meaning::new(Blame::Nothing, again, Cost::Nothing),
+        1 => Meaning::new(Blame::Worker, again, Cost::Nothing),
+        _ => Meaning::new(Blame::Worker, Follows::PassedOn, Cost::Nothing),
     }
 }
 
@@ -227,10 +227,10 @@ fn reset(before: usize) -> Meaning {
 fn failed(leg: Leg) -> Meaning {
     match leg {
         Leg::Prefill | Leg::Aggregated | Leg::Frontend => {
-            Meaning::new(Held::Worker, Follows::Anew(LeftOut::Worker), Cost::Work)
+            Meaning::new(Blame::Worker, Follows::Anew(LeftOut::Worker), Cost::Work)
         }
         Leg::Decode | Leg::Sidecar => {
-            Meaning::new(Held::Pair, Follows::Anew(LeftOut::Pair), Cost::Work)
+            Meaning::new(Blame::Pair, Follows::Anew(LeftOut::Pair), Cost::Work)
         }
     }
 }
@@ -238,17 +238,17 @@ fn failed(leg: Leg) -> Meaning {
 fn of_status(leg: Leg, status: u16, before: Before) -> Meaning {
     match status {
         // A full queue, not a fault.
-        429 => Meaning::new(Held::BackPressure, ask_another(leg, before), Cost::Nothing),
+        429 => Meaning::new(Blame::BackPressure, ask_another(leg, before), Cost::Nothing),
         503 => {
             let follows = match leg {
                 Leg::Sidecar | Leg::Decode => Follows::Anew(LeftOut::Pair),
                 Leg::Prefill | Leg::Aggregated | Leg::Frontend => Follows::Anew(LeftOut::Worker),
             };
-            Meaning::new(Held::BackPressure, follows, Cost::Nothing)
+            Meaning::new(Blame::BackPressure, follows, Cost::Nothing)
         }
         // A request that one worker refuses with such a status would be refused by others too.
         _ if is_the_requests_own(status) => {
-            Meaning::new(Held::Nothing, Follows::PassedOn, Cost::Nothing)
+            Meaning::new(Blame::Nothing, Follows::PassedOn, Cost::Nothing)
         }
         // Like other 4xx, but after a timeout: the worker may have begun.
         408 => {
@@ -276,10 +276,10 @@ pub fn is_one_workers_refusal(status: u16) -> bool {
 }
 
 /// Behind a sidecar, an error may come from either worker.
-fn suspected(leg: Leg) -> Held {
+fn suspected(leg: Leg) -> Blame {
     match leg {
-        Leg::Sidecar => Held::Pair,
-        Leg::Prefill | Leg::Decode | Leg::Aggregated | Leg::Frontend => Held::Worker,
+        Leg::Sidecar => Blame::Pair,
+        Leg::Prefill | Leg::Decode | Leg::Aggregated | Leg::Frontend => Blame::Worker,
     }
 }
 

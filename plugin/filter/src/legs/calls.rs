@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use routing::config::Pool;
 use routing::engine_metrics::MAX_TEXT;
-use routing::route::{Dispatch, MAX_PREFILL_ANSWER, PrefillAnswer};
+use routing::route::{CallEnd, Dispatch, MAX_CALL_ANSWER};
 
 use super::{cleanup, prefill, recovery};
 use crate::headers;
@@ -38,12 +38,12 @@ pub fn answered(runtime: &PoolRuntime, token: u32, has_headers: bool) -> bool {
         return false;
     };
     let body = match has_headers {
-        true => host::call_response(MAX_PREFILL_ANSWER).unwrap_or_default(),
+        true => host::call_response(MAX_CALL_ANSWER).unwrap_or_default(),
         false => Vec::new(),
     };
     let answer = match has_headers {
-        true => PrefillAnswer::whole(call_status(), &body),
-        false => PrefillAnswer::Broken,
+        true => CallEnd::whole(call_status(), &body),
+        false => CallEnd::Broken,
     };
     runtime.advance();
     match call {
@@ -84,7 +84,7 @@ pub fn call_decode(
     dispatch: &Dispatch,
     request: &ClientRequest<'_>,
     timeout: Duration,
-) -> Result<u32, PrefillAnswer<'static>> {
+) -> Result<u32, CallEnd<'static>> {
     let mut own = dispatch.headers.clone();
     own.extend(destination_headers(dispatch));
     own.push((headers::REQUEST_ID, request.id.to_owned()));
@@ -95,17 +95,17 @@ pub fn call_decode(
         .map(|edits| edits.apply(request.body));
     let cluster = runtime.router().pool().clusters.decode.clone();
     // The root makes the call: the client's context may be gone when the answer comes.
-    host::enter_context(runtime.root_id).map_err(|_| PrefillAnswer::NotSent)?;
+    host::enter_context(runtime.root_id).map_err(|_| CallEnd::NotSent)?;
     let body = edited.as_deref().unwrap_or(request.body);
     host::call(&cluster, sent, Some(body), timeout).map_err(not_made)
 }
 
 /// Outcome of a call that the proxy would not make. `BadArgument`: an argument that must be text is not; all other statuses are
 /// about the destination.
-pub fn not_made(status: host::Status) -> PrefillAnswer<'static> {
+pub fn not_made(status: host::Status) -> CallEnd<'static> {
     match status {
-        host::Status::BadArgument => PrefillAnswer::Unsendable,
-        _ => PrefillAnswer::NotSent,
+        host::Status::BadArgument => CallEnd::Unsendable,
+        _ => CallEnd::NotSent,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use routing::fleet::Worker;
 use routing::route::fate::Fate;
-use routing::route::{AbortLeg, CleanUpLeg, PrefillAnswer};
+use routing::route::{AbortLeg, CallEnd, CleanUpLeg};
 use routing::session::{Effect, Note};
 
 use super::calls::{self, ClientRequest};
@@ -116,7 +116,7 @@ pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
 }
 
 /// Handles the answer to a clean-up leg.
-pub fn answered(runtime: &PoolRuntime, leg: &CleanUpCall, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, leg: &CleanUpCall, answer: CallEnd<'_>) {
     let fate = Fate::after_a_call(answer);
     runtime.telemetry.handed_off(fate, leg.blocks);
     if fate == Fate::Fetched {

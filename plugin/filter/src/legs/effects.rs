@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use routing::route::fate::{Fate, Handed};
-use routing::session::{CallAnswer, Effect, Means, Note, Session, WorkerReply};
+use routing::session::{CallAnswer, Effect, Note, Session, StepContext, WorkerReply};
 
 use super::{calls, cleanup, marks, prefill, recovery};
 use crate::telemetry::CalledLeg;
@@ -13,10 +13,10 @@ use crate::vm::{InStream, Job, PoolRuntime, Stream};
 pub fn step<'a>(
     runtime: &PoolRuntime,
     client: &Rc<Stream>,
-    take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect<'a>>,
+    take: impl FnOnce(&mut Session, &mut StepContext<'_>) -> Vec<Effect<'a>>,
 ) {
     let effects = {
-        let mut with = Means {
+        let mut with = StepContext {
             router: &mut runtime.router_mut(),
             bodies: &mut client.bodies(),
             budget: runtime.replay_budget(),
@@ -99,7 +99,7 @@ fn deliver(runtime: &PoolRuntime, client: &InStream, reply: WorkerReply<'_>) {
 }
 
 /// The answer to the present call.
-pub fn call_answer(answer: routing::route::PrefillAnswer<'_>) -> CallAnswer<'_> {
+pub fn call_answer(answer: routing::route::CallEnd<'_>) -> CallAnswer<'_> {
     CallAnswer {
         answer,
         headers: &calls::headers_for_client,

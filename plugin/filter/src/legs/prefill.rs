@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use routing::fleet::WorkerId;
-use routing::route::PrefillAnswer;
+use routing::route::CallEnd;
 
 use super::calls::{self, not_made};
 use super::effects;
@@ -34,14 +34,14 @@ pub fn start(runtime: &PoolRuntime, job: Job) {
     runtime.calls.borrow_mut().run(token, call);
 }
 
-fn make_call(runtime: &PoolRuntime, job: &Job) -> Result<u32, PrefillAnswer<'static>> {
+fn make_call(runtime: &PoolRuntime, job: &Job) -> Result<u32, CallEnd<'static>> {
     let destination = job.phase.destination();
-    let destination = destination.ok_or(PrefillAnswer::NotSent)?.to_string();
+    let destination = destination.ok_or(CallEnd::NotSent)?.to_string();
     let cluster = runtime.router().pool().clusters.prefill.clone();
     let body = prefill_body(runtime, job);
     // The root makes the call: the client's context may be gone when the answer comes.
-    host::enter_context(runtime.root_id).map_err(|_| PrefillAnswer::NotSent)?;
-    let body = body.map_err(|_| PrefillAnswer::NotSent)?;
+    host::enter_context(runtime.root_id).map_err(|_| CallEnd::NotSent)?;
+    let body = body.map_err(|_| CallEnd::NotSent)?;
     let client_headers = job.client.headers();
 
     let mut own = job.phase.headers();
@@ -112,7 +112,7 @@ fn hedges(runtime: &PoolRuntime, is_due: impl Fn(&Job) -> bool) -> Vec<Job> {
 }
 
 /// Handles a call's answer. Called on the root.
-pub fn answered(runtime: &PoolRuntime, job: Job, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, job: Job, answer: CallEnd<'_>) {
     let Job {
         phase,
         client,

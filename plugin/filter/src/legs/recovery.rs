@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use routing::outcome::Came;
-use routing::route::{Dispatch, PrefillAnswer, Refusal};
+use routing::route::{CallEnd, Dispatch, Refusal};
 use routing::session::{Due, Failure, LegEnd, Stage};
 
 use super::calls::{self, ClientRequest};
@@ -52,19 +52,19 @@ fn try_to_call(
     runtime: &PoolRuntime,
     client: &Stream,
     dispatch: &Dispatch,
-) -> Result<u32, PrefillAnswer<'static>> {
+) -> Result<u32, CallEnd<'static>> {
     let bodies = client.bodies();
     let asked = ClientRequest {
         id: client.request_id(),
         headers: &bodies.headers,
-        body: &bodies.replay.as_ref().ok_or(PrefillAnswer::NotSent)?.body,
+        body: &bodies.replay.as_ref().ok_or(CallEnd::NotSent)?.body,
     };
     let timeout = dispatch.patience.whole.unwrap_or(LONGEST);
     calls::call_decode(runtime, dispatch, &asked, timeout)
 }
 
 /// Handles the answer of a replacement worker. Called on the root.
-pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: PrefillAnswer<'_>) {
+pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: CallEnd<'_>) {
     let DecodeCall {
         client,
         attempt,
@@ -94,7 +94,7 @@ pub fn see_to_due(runtime: &PoolRuntime) {
                 log::warn!("[{}] its worker fell silent", client.ids());
                 client.break_off(runtime, "silent");
             }
-            Due::Reset(reason) => client.break_off(runtime, reason),
+            Due::BreakOff(reason) => client.break_off(runtime, reason),
         }
     }
 }

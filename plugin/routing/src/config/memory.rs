@@ -2,7 +2,7 @@
 //! limits.
 
 use super::{Config, Pool};
-use crate::handoff::MAX_PREFILL_ANSWER;
+use crate::handoff::MAX_CALL_ANSWER;
 
 const MIB: usize = 1024 * 1024;
 
@@ -53,7 +53,7 @@ impl Config {
     fn at_once(&self) -> usize {
         let body = self.limits.body_bytes;
         let reading = body.saturating_mul(COPIES_OF_A_BODY);
-        let answer = MAX_PREFILL_ANSWER.saturating_mul(COPIES_OF_AN_ANSWER);
+        let answer = MAX_CALL_ANSWER.saturating_mul(COPIES_OF_AN_ANSWER);
         reading
             .max(answer.saturating_add(body))
             .saturating_add(BESIDE)

@@ -29,9 +29,9 @@ pub type HeaderValue = (&'static str, String);
 /// blocks' ids.
 pub const MAX_HANDOFF: usize = 8 * 1024 * 1024;
 
-/// The most bytes of a prefill worker's answer; a worker that sends more has failed. The answer holds a hand-off, one token,
-/// and the prompt's ids or log-probabilities if requested.
-pub const MAX_PREFILL_ANSWER: usize = 32 * 1024 * 1024;
+/// The most bytes of a worker's answer to a call; a worker that sends more has failed. A prefill worker's holds a hand-off, one
+/// token, and the prompt's ids or log-probabilities if requested.
+pub const MAX_CALL_ANSWER: usize = 32 * 1024 * 1024;
 
 /// Edits that remove an empty hand-off (null or `{}`), for a request that one worker runs; none where the client sent no
 /// such field.

@@ -12,15 +12,15 @@ const ASKED: Before = Before {
     ..FIRST
 };
 
+use Blame::{BackPressure, Credit, Nothing, Pair, PassedOver, Unreachable, Worker};
 use Follows::{Anew, PassedOn, SameBytes};
-use Held::{BackPressure, Credit, Nothing, Pair, PassedOver, Unreachable, Worker};
 
 const WORKER: Follows = Anew(LeftOut::Worker);
 const AT_FIRST: Follows = Anew(LeftOut::WorkerAtFirst);
 const PAIR: Follows = Anew(LeftOut::Pair);
 
 /// An outcome, and its meaning for a prefill, a decode after it, an aggregated worker, a sidecar and a frontend.
-type Row = (Came, [(Held, Follows); 5], Cost);
+type Row = (Came, [(Blame, Follows); 5], Cost);
 
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
@@ -90,9 +90,9 @@ fn found_w3_a_handoff_is_offered_again_only_where_nothing_began() {
 #[test]
 fn found_w3_the_first_reset_is_held_against_no_worker_and_the_second_is() {
     for leg in [Leg::Prefill, Leg::Decode, Leg::Aggregated, Leg::Sidecar] {
-        let held = |resets| judge(leg, Came::Reset, Before { resets, ..FIRST }).held;
+        let blame = |resets| judge(leg, Came::Reset, Before { resets, ..FIRST }).blame;
         assert_eq!(
-            (held(0), held(1), held(2)),
+            (blame(0), blame(1), blame(2)),
             (Nothing, Worker, Worker),
             "{leg:?}"
         );
@@ -112,7 +112,7 @@ fn found_b3_one_other_worker_is_asked_and_no_third() {
         }
         for status in [400, 409, 411, 413, 414, 415, 417, 422, 428, 431, 451] {
             let meaning = judge(leg, Came::Status(status), FIRST);
-            assert_eq!((meaning.held, meaning.follows), (Nothing, PassedOn));
+            assert_eq!((meaning.blame, meaning.follows), (Nothing, PassedOn));
         }
     }
 }
@@ -129,7 +129,11 @@ fn found_c3_what_the_gateway_called_off_is_held_against_no_worker() {
                 Came::Good => Credit,
                 _ => Nothing,
             };
-            assert_eq!(judge(leg, *came, before).held, expected, "{leg:?} {came:?}");
+            assert_eq!(
+                judge(leg, *came, before).blame,
+                expected,
+                "{leg:?} {came:?}"
+            );
         }
     }
 }
@@ -198,8 +202,8 @@ fn the_proxys_own_words_are_told_from_a_workers() {
 #[test]
 fn found_b7_a_silence_while_other_streams_of_the_worker_move_is_held_against_none() {
     for leg in Leg::ALL {
-        assert_eq!(judge(leg, Came::Unread, FIRST).held, Nothing);
+        assert_eq!(judge(leg, Came::Unread, FIRST).blame, Nothing);
     }
     let silent = judge(Leg::Decode, Came::Silent, FIRST);
-    assert_eq!(silent.held, Worker);
+    assert_eq!(silent.blame, Worker);
 }

@@ -14,7 +14,7 @@ use super::{Assignment, CleanUpLeg, Dispatch, Plan, Router};
 use crate::fleet::{Incarnation, TargetKey, Worker, WorkerId};
 use crate::handoff::Staged;
 use crate::load::Ledger;
-use crate::outcome::{Came, Held, Leg, Meaning, judge};
+use crate::outcome::{Blame, Came, Leg, Meaning, judge};
 
 impl Router {
     /// Moves the charge to the worker that actually answered, if the proxy went on to another one of the list.
@@ -82,7 +82,7 @@ impl Router {
             partner: partner.map(|worker| worker.incarnation()),
             came,
         };
-        self.hold(meaning.held, &call, &trail);
+        self.blame(meaning.blame, &call, &trail);
         trail.borrow_mut().ended(leg, worker.id, came);
         if assignment.trail.is_none() {
             self.settle_trail(&trail);
@@ -175,10 +175,10 @@ impl Router {
     }
 
     /// Records what a call means for its worker, or for the pair.
-    pub(super) fn hold(&mut self, held: Held, call: &EndedCall, trail: &SharedTrail) {
+    pub(super) fn blame(&mut self, blame: Blame, call: &EndedCall, trail: &SharedTrail) {
         let at = present(&self.workers, &self.ledger);
-        self.health.hold(held, call, trail, at);
-        if held == Held::Unreachable {
+        self.health.blame(blame, call, trail, at);
+        if blame == Blame::Unreachable {
             self.lose_cache(&call.worker);
         }
     }

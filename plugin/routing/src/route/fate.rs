@@ -1,6 +1,6 @@
 //! Owns the fate of a hand-off: whether the KV blocks held by a prefill worker are known to be free, known to stay, or neither.
 
-use super::PrefillAnswer;
+use super::CallEnd;
 
 /// Fate of a hand-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,13 +28,13 @@ impl Fate {
 
     /// Fate after a clean-up call, which fetches the blocks without a client or releases them; a failed call may have done
     /// so before it failed.
-    pub fn after_a_call(answer: PrefillAnswer<'_>) -> Self {
+    pub fn after_a_call(answer: CallEnd<'_>) -> Self {
         match answer {
-            PrefillAnswer::Whole {
+            CallEnd::Whole {
                 status: 200..=299, ..
             } => Self::Fetched,
-            PrefillAnswer::NotSent | PrefillAnswer::Unsendable => Self::Leaked,
-            PrefillAnswer::Whole { .. } | PrefillAnswer::Broken => Self::Unknown,
+            CallEnd::NotSent | CallEnd::Unsendable => Self::Leaked,
+            CallEnd::Whole { .. } | CallEnd::Broken => Self::Unknown,
         }
     }
 }
@@ -72,13 +72,13 @@ mod tests {
 
     #[test]
     fn found_b18_only_what_nobody_was_asked_to_fetch_is_known_to_leak() {
-        let whole = |status| PrefillAnswer::Whole { status, body: b"" };
+        let whole = |status| CallEnd::Whole { status, body: b"" };
         for (answer, fate) in [
             (whole(200), Fate::Fetched),
             (whole(204), Fate::Fetched),
-            (PrefillAnswer::NotSent, Fate::Leaked),
-            (PrefillAnswer::Unsendable, Fate::Leaked),
-            (PrefillAnswer::Broken, Fate::Unknown),
+            (CallEnd::NotSent, Fate::Leaked),
+            (CallEnd::Unsendable, Fate::Leaked),
+            (CallEnd::Broken, Fate::Unknown),
             (whole(400), Fate::Unknown),
             (whole(500), Fate::Unknown),
             (whole(503), Fate::Unknown),

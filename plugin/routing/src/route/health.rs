@@ -17,7 +17,7 @@ use self::record::{ActivePenalties, FailureVerdict, Record, Row, are_peers};
 use super::trail::{SharedTrail, Suspect};
 use crate::config;
 use crate::fleet::{Fleet, Incarnation, Worker, WorkerId};
-use crate::outcome::{Came, Held, Leg};
+use crate::outcome::{Blame, Came, Leg};
 
 /// What the end of a call says about the worker that was called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,9 +121,9 @@ impl HealthRecords {
     }
 
     /// Records an outcome against a worker, in its favour, or against the pair. A suspicion waits in the request's trail.
-    pub(super) fn hold(
+    pub(super) fn blame(
         &mut self,
-        held: Held,
+        blame: Blame,
         call: &EndedCall,
         trail: &SharedTrail,
         at: Present<'_>,
@@ -137,18 +137,18 @@ impl HealthRecords {
         if matches!(came, Came::Good | Came::TimedOut) && at.fleet.lives(&worker) {
             self.warm.insert(worker.id);
         }
-        let outcome = match held {
-            Held::Nothing => Outcome::Nothing,
-            Held::Credit => Outcome::Good,
-            Held::PassedOver => Outcome::PassedOver,
-            Held::Unreachable => Outcome::Unreachable,
-            Held::BackPressure => Outcome::Overloaded,
-            Held::Worker => return trail.borrow_mut().suspect(leg, worker, None, came),
-            Held::Pair => return trail.borrow_mut().suspect(leg, worker, partner, came),
+        let outcome = match blame {
+            Blame::Nothing => Outcome::Nothing,
+            Blame::Credit => Outcome::Good,
+            Blame::PassedOver => Outcome::PassedOver,
+            Blame::Unreachable => Outcome::Unreachable,
+            Blame::BackPressure => Outcome::Overloaded,
+            Blame::Worker => return trail.borrow_mut().suspect(leg, worker, None, came),
+            Blame::Pair => return trail.borrow_mut().suspect(leg, worker, partner, came),
         };
         self.record_outcome(&worker, outcome, at);
         // Behind a sidecar, either of the two may be the full one.
-        if let (Held::BackPressure, Leg::Sidecar, Some(partner)) = (held, leg, partner) {
+        if let (Blame::BackPressure, Leg::Sidecar, Some(partner)) = (blame, leg, partner) {
             self.record_outcome(&partner, outcome, at);
         }
     }

@@ -42,7 +42,7 @@ mod trail;
 mod waiting;
 mod workers;
 
-pub use crate::handoff::MAX_PREFILL_ANSWER;
+pub use crate::handoff::MAX_CALL_ANSWER;
 pub use crate::refusal::{PinProblem, PrefillFailure, Refusal};
 pub use after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
 pub use assignment::{Assignment, Fallback};
@@ -51,7 +51,7 @@ pub use dispatch::{Dispatch, Patience};
 pub use health::{Ejection, Outcome};
 pub use models::{AboutModels, Model, Models};
 pub use notes::{Facts, Lost, Picks, Tally};
-pub use prefill::{PrefillAnswer, PrefillPhase};
+pub use prefill::{CallEnd, PrefillPhase};
 pub use query::LocalAnswer;
 pub use recovery::{Failed, Recovery};
 pub use reports::Report;

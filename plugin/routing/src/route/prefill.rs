@@ -19,7 +19,7 @@ use crate::config::OnPrefillFailure;
 use crate::fleet::{Role, Target, TargetKey, Worker, WorkerId};
 use crate::handoff::terminal::Terminal;
 use crate::handoff::{
-    Handoff, HeaderValue, LegOrder, MAX_PREFILL_ANSWER, Prefill, Staged, without_handoff_fields,
+    Handoff, HeaderValue, LegOrder, MAX_CALL_ANSWER, Prefill, Staged, without_handoff_fields,
 };
 use crate::json::Edits;
 use crate::load::PrefillCharge;
@@ -43,9 +43,9 @@ pub struct PrefillPhase {
     whole: Option<Edits>,
 }
 
-/// How a prefill call ended.
+/// How a call to a worker ended: of prefill, of a decode worker that takes over, or of clean-up.
 #[derive(Debug, Clone, Copy)]
-pub enum PrefillAnswer<'a> {
+pub enum CallEnd<'a> {
     /// The proxy refuses the call for its content: the request is at fault.
     Unsendable,
     /// The proxy would not make the call: it has no such host, or a circuit breaker is open.
@@ -61,11 +61,11 @@ pub enum PrefillAnswer<'a> {
     },
 }
 
-impl<'a> PrefillAnswer<'a> {
-    /// A complete answer; one of more than [`MAX_PREFILL_ANSWER`] bytes counts as broken off, since it has not been read to
+impl<'a> CallEnd<'a> {
+    /// A complete answer; one of more than [`MAX_CALL_ANSWER`] bytes counts as broken off, since it has not been read to
     /// its end.
     pub fn whole(status: u16, body: &'a [u8]) -> Self {
-        match body.len() <= MAX_PREFILL_ANSWER {
+        match body.len() <= MAX_CALL_ANSWER {
             true => Self::Whole { status, body },
             false => Self::Broken,
         }
@@ -87,7 +87,7 @@ impl<'a> PrefillAnswer<'a> {
     }
 }
 
-impl fmt::Display for PrefillAnswer<'_> {
+impl fmt::Display for CallEnd<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unsendable => out.write_str("cannot be sent"),
@@ -248,12 +248,8 @@ impl PrefillPhase {
     ///
     /// # Errors
     /// The phase, if the answer is good or the client's.
-    pub fn absorb_failure(
-        self,
-        answer: PrefillAnswer<'_>,
-        router: &mut Router,
-    ) -> Result<(), Box<Self>> {
-        if let PrefillAnswer::Whole {
+    pub fn absorb_failure(self, answer: CallEnd<'_>, router: &mut Router) -> Result<(), Box<Self>> {
+        if let CallEnd::Whole {
             status: 200..=499, ..
         } = answer
         {
@@ -281,7 +277,7 @@ impl PrefillPhase {
             partner: None,
             came,
         };
-        router.hold(meaning.held, &call, trail);
+        router.blame(meaning.blame, &call, trail);
         match came {
             Came::Good => router.leg_succeeded(trail, Leg::Prefill),
             _ => trail.borrow_mut().ended(Leg::Prefill, worker.id, came),
@@ -307,12 +303,12 @@ impl PrefillPhase {
     /// Takes the answer and returns what follows. [`Router::advance`] must have set the time.
     pub fn answered(
         self,
-        answer: PrefillAnswer<'_>,
+        answer: CallEnd<'_>,
         client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
         let came = match (answer.came(), answer) {
-            (None, PrefillAnswer::Whole { body, .. }) => {
+            (None, CallEnd::Whole { body, .. }) => {
                 return self.succeeded(body, client, router);
             }
             (came, _) => came.unwrap_or(Came::NotSent),
@@ -324,7 +320,7 @@ impl PrefillPhase {
             }
             (Came::NotSent, _) => PrefillFailure::NotSent,
             (Came::Cut, _) => PrefillFailure::Broken,
-            (_, PrefillAnswer::Whole { status, .. }) => PrefillFailure::Status(status),
+            (_, CallEnd::Whole { status, .. }) => PrefillFailure::Status(status),
             (_, _) => PrefillFailure::Broken,
         };
         let is_clients = matches!(came, Came::Status(400..=499));

@@ -73,7 +73,7 @@ fn refusal(outcome: Result<Plan, Refusal>) -> Refusal {
     }
 }
 
-const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
+const GOOD: CallEnd<'static> = CallEnd::Whole {
     status: 200,
     body: br#"{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
@@ -141,17 +141,17 @@ fn everyone_is_used_evenly_and_all_pairs_meet() {
 #[test]
 fn a_failed_prefill_is_tried_on_another_worker_and_then_refused() {
     for failure in [
-        PrefillAnswer::NotSent,
-        PrefillAnswer::Broken,
-        PrefillAnswer::Whole {
+        CallEnd::NotSent,
+        CallEnd::Broken,
+        CallEnd::Whole {
             status: 503,
             body: b"upstream connect error",
         },
-        PrefillAnswer::Whole {
+        CallEnd::Whole {
             status: 200,
             body: b"{}",
         },
-        PrefillAnswer::Whole {
+        CallEnd::Whole {
             status: 302,
             body: b"",
         },
@@ -180,7 +180,7 @@ fn a_failed_prefill_is_tried_on_another_worker_and_then_refused() {
 fn a_client_error_of_prefill_is_the_answer() {
     let mut router = router("nixl", TWO_BY_TWO);
     let (phase, _assignment) = prefill_first(&mut router);
-    let answer = PrefillAnswer::Whole {
+    let answer = CallEnd::Whole {
         status: 400,
         body: b"too long",
     };

@@ -12,10 +12,10 @@ use crate::handoff::terminal::Terminal;
 use crate::outcome::Came;
 use crate::refusal::Refusal;
 use crate::route::fate::Handed;
-use crate::route::{AbortLeg, CleanUpLeg, Dispatch, Fallback, PrefillAnswer, PrefillPhase, Router};
+use crate::route::{AbortLeg, CallEnd, CleanUpLeg, Dispatch, Fallback, PrefillPhase, Router};
 
-/// What a session does not own, and needs for a step.
-pub struct Means<'m> {
+/// What a step of a session needs, and the session does not own.
+pub struct StepContext<'m> {
     /// The router.
     pub router: &'m mut Router,
     /// What is kept of the request.
@@ -30,7 +30,7 @@ pub struct Means<'m> {
 #[derive(Clone, Copy)]
 pub struct CallAnswer<'a> {
     /// The answer.
-    pub answer: PrefillAnswer<'a>,
+    pub answer: CallEnd<'a>,
     /// Reads the headers that concern a client. Only an answer that may reach the client needs them.
     pub headers: &'a dyn Fn() -> Vec<Header>,
 }

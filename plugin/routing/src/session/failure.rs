@@ -7,7 +7,7 @@ use super::{CompleteAnswer, Header, Takeover, Tried, WorkerReply};
 use crate::fleet::WorkerId;
 use crate::outcome::{Came, Follows, Leg, Meaning};
 use crate::refusal::Refusal;
-use crate::route::{Assignment, PrefillAnswer, PrefillEnd, Router};
+use crate::route::{Assignment, CallEnd, PrefillEnd, Router};
 
 /// How a leg has ended.
 #[derive(Debug, Clone, Copy)]
@@ -143,10 +143,10 @@ impl Failure {
     /// The failure after a call to another worker has failed, too: what a worker said last. An error that is still held back
     /// stays as it is.
     #[must_use]
-    pub fn then(self, came: Came, answer: PrefillAnswer<'_>, headers: Vec<Header>) -> Self {
+    pub fn then(self, came: Came, answer: CallEnd<'_>, headers: Vec<Header>) -> Self {
         match (&self, came, answer) {
             (Self::Status, ..) => self,
-            (_, Came::Status(status @ 400..), PrefillAnswer::Whole { body, .. }) => {
+            (_, Came::Status(status @ 400..), CallEnd::Whole { body, .. }) => {
                 let body = Cow::Owned(body.to_vec());
                 Self::AnsweredWithError(WorkerReply {
                     status,
@@ -178,12 +178,12 @@ impl Failure {
 }
 
 /// What came of a call to a decode worker: a success without content is a failure, too.
-pub fn came_of_call(answer: PrefillAnswer<'_>, headers: &[Header]) -> Came {
+pub fn came_of_call(answer: CallEnd<'_>, headers: &[Header]) -> Came {
     if let Some(came) = answer.came() {
         return came;
     }
     match answer {
-        PrefillAnswer::Whole { body, .. } => CompleteAnswer { headers, body }.came(),
+        CallEnd::Whole { body, .. } => CompleteAnswer { headers, body }.came(),
         _ => Came::Cut,
     }
 }

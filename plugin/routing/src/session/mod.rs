@@ -16,7 +16,7 @@ mod tests;
 
 pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
-pub use effect::{CallAnswer, Effect, Means, Note, WorkerReply};
+pub use effect::{CallAnswer, Effect, Note, StepContext, WorkerReply};
 pub use failure::{Failure, LastAnswer, LegEnd};
 use failure::{after_error, came_of_call};
 pub use response::{ConcurrentPrefill, Response, SuccessHead};
@@ -132,7 +132,7 @@ impl Session {
     }
 
     /// Begins a new attempt: what was begun before no longer concerns the request.
-    pub fn next_attempt(&mut self) {
+    pub fn supersede_calls(&mut self) {
         self.attempt = self.attempt.wrapping_add(1);
         self.racing = 0;
         self.held_reply = None;

@@ -3,16 +3,14 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use super::effect::{CallAnswer, Effect, Means, Note, WorkerReply};
+use super::effect::{CallAnswer, Effect, Note, StepContext, WorkerReply};
 use super::{ConcurrentPrefill, Failure, Session, Stage};
 use crate::answer::{EventEdit, PromptLogprobs, usage};
 use crate::fleet::Worker;
 use crate::handoff::LegOrder;
 use crate::refusal::{PrefillFailure, Refusal};
 use crate::route::fate::Handed;
-use crate::route::{
-    AfterPrefill, Client, Dispatch, PrefillAnswer, PrefillEnd, PrefillPhase, Router,
-};
+use crate::route::{AfterPrefill, CallEnd, Client, Dispatch, PrefillEnd, PrefillPhase, Router};
 
 impl Session {
     /// Whether a prefill call is due: the client waits for one.
@@ -43,7 +41,7 @@ impl Session {
     /// What follows from the answer to a prefill call of this `attempt`.
     pub fn prefill_answered<'a>(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         phase: PrefillPhase,
         attempt: u32,
         call: CallAnswer<'a>,
@@ -68,7 +66,7 @@ impl Session {
 
     fn after_prefill<'a>(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         phase: PrefillPhase,
         client: Client,
         call: CallAnswer<'a>,
@@ -85,7 +83,7 @@ impl Session {
         let is_last = !matches!(after, AfterPrefill::Again(_));
         if client == Client::Waits && order == LegOrder::Sequential && is_last {
             // Other calls of the same attempt are late now.
-            self.next_attempt();
+            self.supersede_calls();
             self.assignment.prefill = Some(Rc::clone(&worker));
         }
         let follows = match after {
@@ -151,10 +149,10 @@ impl Session {
     /// The concurrent prefill was good: what was held back for it goes to the client.
     fn good_beside(
         &mut self,
-        with: &mut Means<'_>,
-        answer: PrefillAnswer<'_>,
+        with: &mut StepContext<'_>,
+        answer: CallEnd<'_>,
     ) -> Vec<Effect<'static>> {
-        let PrefillAnswer::Whole { body, .. } = answer else {
+        let CallEnd::Whole { body, .. } = answer else {
             return Vec::new();
         };
         if self.response.awaits_logprobs()
@@ -175,12 +173,12 @@ impl Session {
 
     /// Passes the worker's error to the client: the request was at fault. A decode answer that has begun is reset instead.
     fn pass_on<'a>(&mut self, call: CallAnswer<'a>) -> Vec<Effect<'a>> {
-        let PrefillAnswer::Whole { status, body } = call.answer else {
+        let CallEnd::Whole { status, body } = call.answer else {
             return Vec::new();
         };
         if self.response.prefill_runs() && self.response.has_begun() {
             let cause = PrefillFailure::Status(status);
-            return self.reset_for(Refusal::PrefillFailed { tried: 1, cause });
+            return self.break_off_for(Refusal::PrefillFailed { tried: 1, cause });
         }
         self.response.set_prefill(ConcurrentPrefill::Nothing);
         self.assignment.release();
@@ -194,12 +192,12 @@ impl Session {
     /// Asks another pair: prefill has refused the request while decode waits for it.
     fn pass_on_unless_pair<'a>(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         call: CallAnswer<'a>,
         end: PrefillEnd,
     ) -> Vec<Effect<'a>> {
         match call.answer {
-            PrefillAnswer::Whole { status, body } if !self.response.has_begun() => {
+            CallEnd::Whole { status, body } if !self.response.has_begun() => {
                 self.drop_prefill();
                 let failure = Failure::AnsweredWithError(WorkerReply {
                     status,
@@ -213,7 +211,11 @@ impl Session {
     }
 
     /// Ends a request whose prefill has failed for good.
-    fn prefill_refused(&mut self, with: &mut Means<'_>, refusal: Refusal) -> Vec<Effect<'static>> {
+    fn prefill_refused(
+        &mut self,
+        with: &mut StepContext<'_>,
+        refusal: Refusal,
+    ) -> Vec<Effect<'static>> {
         let mut effects = vec![Effect::Note(Note::PrefillFailed(refusal.clone()))];
         match self.stage {
             Stage::Recovering => {
@@ -228,7 +230,7 @@ impl Session {
     /// Handles a failed concurrent prefill: while the client has read nothing, another pair is asked.
     fn failed_beside(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         refusal: Refusal,
         end: PrefillEnd,
     ) -> Vec<Effect<'static>> {
@@ -237,7 +239,7 @@ impl Session {
         }
         let mut effects = vec![Effect::Note(Note::PrefillFailed(refusal.clone()))];
         effects.extend(match self.response.has_begun() {
-            true => self.reset_for(refusal),
+            true => self.break_off_for(refusal),
             false => {
                 self.drop_prefill();
                 self.replace_leg(with, Failure::Refused(refusal), end.into())
@@ -253,17 +255,17 @@ impl Session {
     }
 
     /// Ends an answer that has begun with a reset, since its concurrent prefill has failed: it must not end as a success.
-    fn reset_for(&mut self, reason: Refusal) -> Vec<Effect<'static>> {
+    fn break_off_for(&mut self, reason: Refusal) -> Vec<Effect<'static>> {
         self.abort = None;
-        self.response.reset_for(reason);
+        self.response.break_off_for(reason);
         vec![Effect::Watch]
     }
 }
 
 /// Tokens that the prefill worker had cached; none without a good answer.
-fn cached_tokens(answer: PrefillAnswer<'_>) -> Option<u64> {
+fn cached_tokens(answer: CallEnd<'_>) -> Option<u64> {
     match answer {
-        PrefillAnswer::Whole {
+        CallEnd::Whole {
             status: 200..=299,
             body,
         } => Some(usage::cached_tokens(body)),

@@ -4,20 +4,20 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use super::effect::{CallAnswer, Effect, Means, Note, WorkerReply};
+use super::effect::{CallAnswer, Effect, Note, StepContext, WorkerReply};
 use super::{
     ConcurrentPrefill, Failure, HeldReply, LastAnswer, LegEnd, Session, Stage, Tried, came_of_call,
 };
 use crate::outcome::{Came, Follows, Leg};
 use crate::refusal::Refusal;
 use crate::route::fate::{Fate, Handed};
-use crate::route::{Assignment, Dispatch, Failed, Plan, PrefillAnswer, Router};
+use crate::route::{Assignment, CallEnd, Dispatch, Failed, Plan, Router};
 
 impl Session {
     /// Routes the request again after this `end` of a leg. If that is not possible, the client gets the `failure`.
     pub fn replace_leg(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         failure: Failure,
         end: LegEnd,
     ) -> Vec<Effect<'static>> {
@@ -52,7 +52,7 @@ impl Session {
         effects
     }
 
-    fn plan_again(&mut self, with: &mut Means<'_>, end: LegEnd) -> Option<Plan> {
+    fn plan_again(&mut self, with: &mut StepContext<'_>, end: LegEnd) -> Option<Plan> {
         let body = &with.bodies.replay.as_ref()?.body;
         let failed = Failed {
             leg: end.leg,
@@ -66,7 +66,7 @@ impl Session {
 
     /// Leaves the present workers, and calls off what they are doing for the request.
     fn leave_pair(&mut self) -> Option<Effect<'static>> {
-        self.next_attempt();
+        self.supersede_calls();
         self.response.set_prefill(ConcurrentPrefill::Nothing);
         self.abort.take().map(Effect::Abort)
     }
@@ -89,7 +89,7 @@ impl Session {
     /// What follows from the answer of a worker that was called in place of one that failed.
     pub fn replacement_answered<'a>(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         failure: Failure,
         attempt: u32,
         call: CallAnswer<'a>,
@@ -100,11 +100,7 @@ impl Session {
         let headers = (call.headers)();
         let end = self.leg_ended(with.router, came_of_call(call.answer, &headers));
         match (end.meaning.follows, end.came, call.answer) {
-            (
-                Follows::PassedOn,
-                Came::Good | Came::Status(_),
-                PrefillAnswer::Whole { status, body },
-            ) => {
+            (Follows::PassedOn, Came::Good | Came::Status(_), CallEnd::Whole { status, body }) => {
                 let body = Cow::Borrowed(body);
                 let reply = WorkerReply {
                     status,
@@ -124,7 +120,7 @@ impl Session {
     }
 
     /// Delivers a reply; a good one not before the concurrent prefill is known to be good.
-    fn reply<'a>(&mut self, with: &mut Means<'_>, reply: WorkerReply<'a>) -> Vec<Effect<'a>> {
+    fn reply<'a>(&mut self, with: &mut StepContext<'_>, reply: WorkerReply<'a>) -> Vec<Effect<'a>> {
         if reply.status >= 300 || !self.response.prefill_runs() {
             return self.deliver(with, reply);
         }
@@ -145,7 +141,7 @@ impl Session {
     /// Delivers a reply to the client.
     pub(super) fn deliver<'a>(
         &mut self,
-        with: &mut Means<'_>,
+        with: &mut StepContext<'_>,
         reply: WorkerReply<'a>,
     ) -> Vec<Effect<'a>> {
         let mut effects = Vec::new();
@@ -156,14 +152,18 @@ impl Session {
             }
             300.. => effects = self.give_up_handoff(with.router),
         }
-        self.next_attempt();
+        self.supersede_calls();
         effects.push(Effect::Deliver(reply));
         effects
     }
 
     /// Ends a request that no other worker can take: the failure is the client's answer.
-    pub fn give_up(&mut self, with: &mut Means<'_>, failure: Failure) -> Vec<Effect<'static>> {
-        self.next_attempt();
+    pub fn give_up(
+        &mut self,
+        with: &mut StepContext<'_>,
+        failure: Failure,
+    ) -> Vec<Effect<'static>> {
+        self.supersede_calls();
         let answer = match failure.answer(self.tried.all().len()) {
             LastAnswer::Held => {
                 self.stage = Stage::Forwarded;

@@ -48,7 +48,7 @@ enum Phase {
     /// The answer has flowed; its end is held back until the concurrent prefill is known to be good.
     EndHeld,
     /// The answer has flowed, and must end with a reset.
-    Resetting(PendingReset),
+    BreakingOff(PendingReset),
 }
 
 /// A reset that an answer must end with.
@@ -171,7 +171,7 @@ impl Response {
     pub fn has_begun(&self) -> bool {
         matches!(
             self.phase,
-            Phase::Flowing | Phase::EndHeld | Phase::Resetting(_)
+            Phase::Flowing | Phase::EndHeld | Phase::BreakingOff(_)
         )
     }
 
@@ -283,7 +283,7 @@ impl Response {
         match &self.phase {
             Phase::Awaited | Phase::Held => self.held(piece, takeover),
             Phase::Flowing => self.flowing(piece),
-            Phase::Resetting(_) => self.resetting(piece),
+            Phase::BreakingOff(_) => self.breaking_off(piece),
             Phase::Complete | Phase::EndHeld => AnswerStep::Hold,
         }
     }
@@ -335,8 +335,8 @@ impl Response {
 
     /// An error event replaces a piece that would pass; the connection breaks with the next one, or in a later round. An event
     /// that is written together with the break would be lost.
-    fn resetting(&mut self, piece: Piece<'_>) -> AnswerStep {
-        let Phase::Resetting(reset) = &mut self.phase else {
+    fn breaking_off(&mut self, piece: Piece<'_>) -> AnswerStep {
+        let Phase::BreakingOff(reset) = &mut self.phase else {
             return AnswerStep::Hold;
         };
         let reason = reset.reason.code();
@@ -345,7 +345,7 @@ impl Response {
         }
         let shows = self.form == Form::Events && reset.event == ErrorEvent::Due;
         if !shows || piece.is_last() {
-            return AnswerStep::Reset(reason);
+            return AnswerStep::BreakOff(reason);
         }
         reset.event = ErrorEvent::Sent;
         self.read = 0;
@@ -412,13 +412,13 @@ impl Response {
     }
 
     /// Ends an answer that has begun with a reset, since its concurrent prefill has failed: it must not end as a success.
-    pub fn reset_for(&mut self, reason: Refusal) {
+    pub fn break_off_for(&mut self, reason: Refusal) {
         self.prefill = ConcurrentPrefill::Nothing;
         let event = match self.phase {
             Phase::EndHeld => ErrorEvent::Omitted,
             _ => ErrorEvent::Due,
         };
-        self.phase = Phase::Resetting(PendingReset {
+        self.phase = Phase::BreakingOff(PendingReset {
             reason,
             rounds: ROUNDS_BEFORE_RESET,
             event,
@@ -435,12 +435,12 @@ impl Response {
             }
             Phase::Flowing => self.deadlines.rest_is_late(now).then_some(Due::Stalled),
             Phase::Complete | Phase::EndHeld => None,
-            Phase::Resetting(reset) => match reset.rounds.checked_sub(1) {
+            Phase::BreakingOff(reset) => match reset.rounds.checked_sub(1) {
                 Some(left) => {
                     reset.rounds = left;
                     None
                 }
-                None => Some(Due::Reset(reset.reason.code())),
+                None => Some(Due::BreakOff(reset.reason.code())),
             },
         }
     }

@@ -61,7 +61,7 @@ pub enum AnswerStep {
     /// The leg has failed before the client has read anything; everything stays held back.
     Fail(Came),
     /// The answer breaks off now.
-    Reset(&'static str),
+    BreakOff(&'static str),
 }
 
 /// A part of the answer that passes.
@@ -100,5 +100,5 @@ pub enum Due {
     /// The answer has begun, and is silent for too long or late with its end.
     Stalled,
     /// The answer breaks off now.
-    Reset(&'static str),
+    BreakOff(&'static str),
 }

@@ -12,7 +12,7 @@ use super::*;
 use crate::answer::{EventEdit, Form};
 use crate::outcome::Came;
 use crate::refusal::{PrefillFailure, Refusal};
-use crate::route::{Patience, PrefillAnswer};
+use crate::route::{CallEnd, Patience};
 
 const ROLE: &str =
     "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
@@ -305,7 +305,7 @@ fn logprobs_that_only_prefill_knows_hold_the_stream() {
 fn a_failed_prefill_ends_a_stream_with_an_event_and_a_reset() {
     let mut response = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut response, TEXT), first());
-    response.reset_for(refusal());
+    response.break_off_for(refusal());
     assert!(response.has_begun() && !response.prefill_runs());
     let step = part(&mut response, TEXT);
     let AnswerStep::Pass(Passed {
@@ -318,7 +318,7 @@ fn a_failed_prefill_ends_a_stream_with_an_event_and_a_reset() {
     assert_eq!(reason, refusal().code());
     let event = String::from_utf8(event).unwrap();
     assert!(event.starts_with("\n\ndata: {\"error\":") && event.ends_with("\n\n"));
-    assert_eq!(part(&mut response, TEXT), AnswerStep::Reset(reason));
+    assert_eq!(part(&mut response, TEXT), AnswerStep::BreakOff(reason));
 }
 
 #[test]
@@ -326,23 +326,23 @@ fn a_reset_comes_without_an_event_where_no_piece_follows() {
     let reason = refusal().code();
     let mut silent = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut silent, TEXT), first());
-    silent.reset_for(refusal());
+    silent.break_off_for(refusal());
     assert_eq!(silent.round(second(101)), None);
-    assert_eq!(silent.round(second(101)), Some(Due::Reset(reason)));
+    assert_eq!(silent.round(second(101)), Some(Due::BreakOff(reason)));
 
     let mut over = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut over, TEXT), first());
     assert_eq!(last(&mut over, DONE), AnswerStep::Hold);
-    over.reset_for(refusal());
+    over.break_off_for(refusal());
     // What passed before is on its way: the reset waits for a round.
     assert_eq!(last(&mut over, DONE), AnswerStep::Hold);
     assert_eq!(over.round(second(101)), None);
-    assert_eq!(over.round(second(101)), Some(Due::Reset(reason)));
+    assert_eq!(over.round(second(101)), Some(Due::BreakOff(reason)));
 
     let mut ending = begun(STREAM, ConcurrentPrefill::Running);
     assert_eq!(part(&mut ending, TEXT), first());
-    ending.reset_for(refusal());
-    assert_eq!(last(&mut ending, DONE), AnswerStep::Reset(reason));
+    ending.break_off_for(refusal());
+    assert_eq!(last(&mut ending, DONE), AnswerStep::BreakOff(reason));
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn destinations_behind_the_one_that_was_reached_were_not_tried() {
 
 #[test]
 fn the_last_answer_of_a_worker_is_the_clients() {
-    let error = PrefillAnswer::whole(429, b"later");
+    let error = CallEnd::whole(429, b"later");
     let status = Came::Status(429);
     let kept = || vec![(b"retry-after".to_vec(), b"1".to_vec())];
     // An error that is still held back stays.
@@ -437,10 +437,10 @@ fn the_last_answer_of_a_worker_is_the_clients() {
     };
     assert_eq!((reply.status, &reply.body[..]), (429, &b"later"[..]));
     assert_eq!(reply.headers, kept());
-    let redirect = PrefillAnswer::whole(302, b"");
+    let redirect = CallEnd::whole(302, b"");
     let failure = Failure::Silent.then(Came::Status(302), redirect, Vec::new());
     assert!(matches!(failure, Failure::Unusable { status: 302 }));
-    let failure = Failure::Left.then(Came::Cut, PrefillAnswer::Broken, Vec::new());
+    let failure = Failure::Left.then(Came::Cut, CallEnd::Broken, Vec::new());
     assert!(matches!(failure, Failure::Left));
 }
 
@@ -511,7 +511,7 @@ impl Life {
             // As the caller does: an unread answer is recovered, one that has begun is reset.
             Event::PrefillFailed if self.prefill == Some(false) => {
                 match self.response.has_begun() {
-                    true => self.response.reset_for(refusal()),
+                    true => self.response.break_off_for(refusal()),
                     false => self.is_over = true,
                 }
                 self.prefill = None;
@@ -543,7 +543,7 @@ impl Life {
                 assert!(!had_begun, "a client that reads cannot be served anew");
                 self.is_over = true;
             }
-            AnswerStep::Reset(_) => {
+            AnswerStep::BreakOff(_) => {
                 assert!(had_begun);
                 self.is_over = true;
             }

@@ -3,20 +3,20 @@
 use routing::clock::Clock;
 use routing::fleet::WorkerId;
 use routing::outcome::Came;
-use routing::route::{Client, PrefillAnswer, Router};
+use routing::route::{CallEnd, Client, Router};
 use serde_json::json;
 
 use crate::support::*;
 
 /// A call with a fresh prompt to the named worker, with the given answer.
-fn ends(router: &mut Router, id: u64, ms: u64, answer: PrefillAnswer<'_>) {
+fn ends(router: &mut Router, id: u64, ms: u64, answer: CallEnd<'_>) {
     let (phase, assignment) = wish(50 + id, 100).prefilled_by(id).at(ms).prefill(router);
     drop(phase.answered(answer, Client::Waits, router));
     router.request_ended(&assignment);
 }
 
 /// Worker 2 of four fails three times while worker 1 works, at 1 s.
-fn with_one_ejected(name: &str, failure: PrefillAnswer<'_>) -> Router {
+fn with_one_ejected(name: &str, failure: CallEnd<'_>) -> Router {
     let mut router = router(&pairs(4, 1), policy(name), 1);
     ends(&mut router, 2, 1_000, failure);
     ends(&mut router, 1, 1_000, GOOD);
@@ -42,7 +42,7 @@ fn sent(router: &mut Router, ms: u64, requests: u64) -> usize {
 #[test]
 fn one_that_keeps_failing_is_passed_over_under_every_policy_but_for_its_trial() {
     for name in PICKING {
-        for failure in [PrefillAnswer::Broken, UNREACHED, status(500)] {
+        for failure in [CallEnd::Broken, UNREACHED, status(500)] {
             let mut router = with_one_ejected(name, failure);
             for ms in [1_001, 3_000, 5_999] {
                 assert_eq!(sent(&mut router, ms, 40), 0, "{name}");
@@ -142,7 +142,7 @@ fn what_all_do_wrong_ejects_nobody() {
 #[test]
 fn a_client_error_and_too_much_to_do_neither_count_as_failures_nor_end_a_row_of_them() {
     let mut router = router(&pairs(2, 1), json!({}), 1);
-    let is_ejected_after = |router: &mut Router, answers: &[PrefillAnswer<'_>]| {
+    let is_ejected_after = |router: &mut Router, answers: &[CallEnd<'_>]| {
         for answer in answers {
             ends(router, 2, 1_000, *answer);
         }
@@ -177,7 +177,7 @@ fn with_0_nobody_is_ejected() {
 
 #[test]
 fn one_failure_is_tried_elsewhere_first_for_a_second() {
-    for failure in [PrefillAnswer::Broken, status(500)] {
+    for failure in [CallEnd::Broken, status(500)] {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         wish(1, 400).prefilled_by(2).at(100).served(&mut router);
         ends(&mut router, 2, 1_000, failure);
@@ -210,7 +210,7 @@ fn found_w8_a_wall_clock_that_is_set_back_keeps_nobody_out_for_longer() {
     let mut clock = Clock::default();
     let mut at_wall = |ms| u64::try_from(clock.read(at(ms)).as_millis()).unwrap();
     assert_eq!(at_wall(1_000), 1_000);
-    let mut router = with_one_ejected("kv", PrefillAnswer::Broken);
+    let mut router = with_one_ejected("kv", CallEnd::Broken);
     assert_eq!(sent(&mut router, at_wall(3_000), 40), 0);
     assert_eq!(sent(&mut router, at_wall(500), 40), 0);
     // More than five seconds have passed, whatever the wall clock says.

@@ -1,6 +1,6 @@
 //! Tests of the knowledge of a worker's cache, and of how long a failure counts against a worker.
 
-use routing::route::{AfterPrefill, Client, PrefillAnswer, Router};
+use routing::route::{AfterPrefill, CallEnd, Client, Router};
 use serde_json::json;
 
 use crate::support::*;
@@ -97,7 +97,7 @@ fn a_worker_that_leaves_loses_its_prefixes_and_attracts_nobody_when_it_returns()
 }
 
 /// A prefill call with a fresh prompt to the given worker, with this answer, at one second.
-fn ends(router: &mut Router, id: u64, answer: PrefillAnswer<'_>) -> AfterPrefill {
+fn ends(router: &mut Router, id: u64, answer: CallEnd<'_>) -> AfterPrefill {
     let (phase, assignment) = wish(50 + id, 100).prefilled_by(id).prefill(router);
     let after = phase.answered(answer, Client::Waits, router);
     router.request_ended(&assignment);
@@ -132,7 +132,7 @@ fn found_b1_one_whose_call_could_not_be_made_is_passed_over_for_a_second_and_kee
     let mut router = router(&pairs(3, 1), json!({}), 1);
     wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
     for _ in 0..9 {
-        drop(ends(&mut router, 2, PrefillAnswer::NotSent));
+        drop(ends(&mut router, 2, CallEnd::NotSent));
         drop(ends(&mut router, 1, GOOD));
     }
     assert_eq!(router.ejected(), 0);
@@ -147,7 +147,7 @@ fn found_b1_a_call_that_cannot_be_sent_for_what_it_carries_is_held_against_nobod
     let mut router = router(&pairs(3, 1), json!({}), 1);
     wish(1, 4_000).prefilled_by(2).at(100).served(&mut router);
     for _ in 0..9 {
-        let after = ends(&mut router, 2, PrefillAnswer::Unsendable);
+        let after = ends(&mut router, 2, CallEnd::Unsendable);
         assert!(matches!(after, AfterPrefill::Refused(refusal) if refusal.status() == 400));
         drop(ends(&mut router, 1, GOOD));
     }
@@ -156,7 +156,7 @@ fn found_b1_a_call_that_cannot_be_sent_for_what_it_carries_is_held_against_nobod
 }
 
 #[test]
-fn the_next_attempt_passes_over_those_that_are_marked() {
+fn the_supersede_calls_passes_over_those_that_are_marked() {
     for _ in 0..10 {
         let mut router = router(&pairs(3, 1), json!({}), 1);
         drop(ends(&mut router, 1, UNREACHED));

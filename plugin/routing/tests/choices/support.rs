@@ -7,8 +7,8 @@ use routing::fleet::{Fleet, Worker, WorkerId};
 use routing::prefix::Blocks;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Assignment, Client, Dispatch, Plan, PlanInput, PrefillAnswer, PrefillPhase,
-    Refusal, Router, SelectionRequest,
+    AfterPrefill, Assignment, CallEnd, Client, Dispatch, Plan, PlanInput, PrefillPhase, Refusal,
+    Router, SelectionRequest,
 };
 use routing::selection::eligibility::Subset;
 use serde_json::{Value, json};
@@ -333,20 +333,20 @@ pub fn decode_id(assignment: &Assignment) -> u64 {
 }
 
 /// A prefill answer that hands over two blocks.
-pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
+pub const GOOD: CallEnd<'static> = CallEnd::Whole {
     status: 200,
     body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
 
 /// The proxy's own answer where a worker accepted no connection.
-pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
+pub const UNREACHED: CallEnd<'static> = CallEnd::Whole {
     status: 503,
     body: b"upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused",
 };
 
 /// A prefill answer of that status.
-pub fn status(status: u16) -> PrefillAnswer<'static> {
-    PrefillAnswer::Whole { status, body: b"" }
+pub fn status(status: u16) -> CallEnd<'static> {
+    CallEnd::Whole { status, body: b"" }
 }
 
 /// The phase of the other worker that is called.

@@ -6,7 +6,7 @@ use routing::fleet::WorkerId;
 use routing::outcome::{Came, Follows};
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Assignment, Client, Dispatch, Failed, Plan, PlanInput, PrefillAnswer, Router,
+    AfterPrefill, Assignment, CallEnd, Client, Dispatch, Failed, Plan, PlanInput, Router,
 };
 use serde_json::{Value, json};
 
@@ -14,20 +14,17 @@ use crate::support::*;
 
 /// Simulated workers: the answers to prefill, and to decode after that prefill.
 struct World {
-    prefill: fn(u64) -> PrefillAnswer<'static>,
+    prefill: fn(u64) -> CallEnd<'static>,
     decode: fn(Option<u64>, u64) -> Came,
     asked: Vec<(Option<u64>, Option<u64>)>,
 }
 
-fn good(_: u64) -> PrefillAnswer<'static> {
+fn good(_: u64) -> CallEnd<'static> {
     GOOD
 }
 
 impl World {
-    fn new(
-        prefill: fn(u64) -> PrefillAnswer<'static>,
-        decode: fn(Option<u64>, u64) -> Came,
-    ) -> Self {
+    fn new(prefill: fn(u64) -> CallEnd<'static>, decode: fn(Option<u64>, u64) -> Came) -> Self {
         Self {
             prefill,
             decode,
@@ -213,7 +210,7 @@ fn found_v8_a_decode_worker_that_fails_behind_all_prefill_workers_is_ejected_and
 /// A wrong key, or another model's name: not busy, and not to blame until other workers are known to take the request.
 #[test]
 fn found_b3_a_prefill_worker_that_refuses_everything_loses_no_request() {
-    let answers: [fn(u64) -> PrefillAnswer<'static>; 6] = [
+    let answers: [fn(u64) -> CallEnd<'static>; 6] = [
         |id| refusing(id, 401),
         |id| refusing(id, 403),
         |id| refusing(id, 404),
@@ -233,7 +230,7 @@ fn found_b3_a_prefill_worker_that_refuses_everything_loses_no_request() {
     }
 }
 
-fn refusing(id: u64, answer: u16) -> PrefillAnswer<'static> {
+fn refusing(id: u64, answer: u16) -> CallEnd<'static> {
     match id {
         1 => status(answer),
         _ => GOOD,
@@ -281,7 +278,7 @@ fn full_decode(id: u64, answer: u16) -> Came {
 fn a_400_is_asked_of_no_other_worker_and_two_404_are_the_answer() {
     for (answer, calls) in [(400, 1), (422, 1), (404, 2)] {
         let mut router = router("nixl", &two_by_two(), json!({}));
-        let prefill: fn(u64) -> PrefillAnswer<'static> = match answer {
+        let prefill: fn(u64) -> CallEnd<'static> = match answer {
             400 => |_| status(400),
             422 => |_| status(422),
             _ => |_| status(404),
@@ -340,14 +337,14 @@ fn found_w3_where_one_worker_of_a_role_is_left_a_first_reset_is_tried_there_agai
     thread_local!(static CALLS: Cell<u32> = const { Cell::new(0) });
     let pair = [worker("prefill", 1), worker("decode", 11)];
     let mut nixl = router("nixl", &pair, json!({}));
-    let reset = PrefillAnswer::Whole {
+    let reset = CallEnd::Whole {
         status: 503,
         body: b"upstream connect error or disconnect/reset before headers. reset reason: connection termination",
     };
-    fn resets(_: u64) -> PrefillAnswer<'static> {
+    fn resets(_: u64) -> CallEnd<'static> {
         CALLS.set(CALLS.get() + 1);
         match CALLS.get() % 2 {
-            0 => PrefillAnswer::Whole {
+            0 => CallEnd::Whole {
                 status: 503,
                 body: b"upstream connect error or disconnect/reset before headers. reset reason: connection termination",
             },

@@ -3,7 +3,7 @@
 use routing::fleet::WorkerId;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Assignment, Client, Plan, PlanInput, PrefillAnswer, PrefillFailure, PrefillPhase,
+    AfterPrefill, Assignment, CallEnd, Client, Plan, PlanInput, PrefillFailure, PrefillPhase,
     Refusal, Router,
 };
 use serde_json::{Value, json};
@@ -12,8 +12,8 @@ use crate::support::*;
 
 const ENDED: &str = r#"{"id":"c1","object":"chat.completion","created":9007199254740993,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"No."},"finish_reason":"stop"}],"usage":{"total_tokens":3},"kv_transfer_params":null}"#;
 
-fn whole(body: &str) -> PrefillAnswer<'_> {
-    PrefillAnswer::Whole {
+fn whole(body: &str) -> CallEnd<'_> {
+    CallEnd::Whole {
         status: 200,
         body: body.as_bytes(),
     }

@@ -1,8 +1,7 @@
 //! Tests of the hosts that a hand-off may name, and of the records of hand-offs that are never fetched.
 
 use routing::route::{
-    AfterPrefill, Assignment, Client, Lost, PrefillAnswer, PrefillFailure, PrefillPhase, Refusal,
-    Router,
+    AfterPrefill, Assignment, CallEnd, Client, Lost, PrefillFailure, PrefillPhase, Refusal, Router,
 };
 use serde_json::{Value, json};
 
@@ -28,8 +27,8 @@ fn trtllm(host: &str) -> String {
     .to_string()
 }
 
-fn whole(body: &str) -> PrefillAnswer<'_> {
-    PrefillAnswer::Whole {
+fn whole(body: &str) -> CallEnd<'_> {
+    CallEnd::Whole {
         status: 200,
         body: body.as_bytes(),
     }

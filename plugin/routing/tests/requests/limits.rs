@@ -4,7 +4,7 @@ use routing::config::Config;
 use routing::discovery::{self, PollAnswer, SourceError};
 use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
-use routing::route::{Client, MAX_PREFILL_ANSWER, Plan, PlanInput, PrefillAnswer, Refusal, Router};
+use routing::route::{CallEnd, Client, MAX_CALL_ANSWER, Plan, PlanInput, Refusal, Router};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn foreign_json_of_any_depth_is_read_or_refused_without_a_stack() {
     ] {
         let body = nested(3);
         let (phase, _assignment) = prefill(plan(&mut router, Generation::Chat, body.as_bytes()));
-        let answer = PrefillAnswer::whole(200, answer.as_bytes());
+        let answer = CallEnd::whole(200, answer.as_bytes());
         let after = phase.answered(answer, Client::Waits, &mut router);
         assert!(
             ["decode", "again"].contains(&word(&after)),
@@ -93,12 +93,12 @@ fn foreign_json_of_any_depth_is_read_or_refused_without_a_stack() {
 #[test]
 fn a_prefill_answer_that_is_too_long_has_failed() {
     let mut long = br#"{"kv_transfer_params":{"do_remote_prefill":true}}"#.to_vec();
-    long.resize(MAX_PREFILL_ANSWER, b' ');
+    long.resize(MAX_CALL_ANSWER, b' ');
     let mut router = for_strangers("nixl");
     let after = |router: &mut Router, answer: &[u8]| {
         let body = nested(3);
         let (phase, _assignment) = prefill(plan(router, Generation::Chat, body.as_bytes()));
-        let answer = PrefillAnswer::whole(200, answer);
+        let answer = CallEnd::whole(200, answer);
         word(&phase.answered(answer, Client::Waits, router))
     };
     assert_eq!(after(&mut router, &long), "decode");

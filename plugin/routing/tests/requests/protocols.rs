@@ -3,7 +3,7 @@
 use routing::fleet::WorkerId;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Client, Plan, PlanInput, PrefillAnswer, PrefillPhase, Refusal, Router,
+    AfterPrefill, CallEnd, Client, Plan, PlanInput, PrefillPhase, Refusal, Router,
 };
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn chat() -> Value {
 /// The decode leg that follows a prefill's answer.
 fn decode_leg(phase: PrefillPhase, answer: &Value, client: &Value, router: &mut Router) -> Value {
     let body = answer.to_string();
-    let answer = PrefillAnswer::Whole {
+    let answer = CallEnd::Whole {
         status: 200,
         body: body.as_bytes(),
     };

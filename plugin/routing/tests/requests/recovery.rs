@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use routing::fleet::WorkerId;
 use routing::outcome::{Came, Leg};
-use routing::route::{AfterPrefill, Assignment, Client, Failed, Plan, PrefillAnswer, Router};
+use routing::route::{AfterPrefill, Assignment, CallEnd, Client, Failed, Plan, Router};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -202,7 +202,7 @@ fn one_of_two_that_fails_leaves_the_request_to_the_other_and_is_not_tried_again(
     let second = *second
         .absorb_failure(GOOD, &mut router)
         .expect_err("a good answer");
-    let after = second.answered(PrefillAnswer::Broken, Client::Waits, &mut router);
+    let after = second.answered(CallEnd::Broken, Client::Waits, &mut router);
     assert!(
         matches!(after, AfterPrefill::Refused(_)),
         "{}",
@@ -331,7 +331,7 @@ fn the_only_decode_worker_is_asked_again_with_another_workers_hand_off() {
 #[test]
 fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
     let expiring: &'static [u8] = br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]],"remote_blocks_expiry_time":1700000009.5}}"#;
-    let answer = PrefillAnswer::Whole {
+    let answer = CallEnd::Whole {
         status: 200,
         body: expiring,
     };
@@ -381,7 +381,7 @@ fn found_v3_a_hand_off_is_not_dispatched_once_its_lease_is_over() {
 /// A hand-off that has expired before it comes is none.
 #[test]
 fn found_v3_a_hand_off_that_comes_too_late_is_none() {
-    let late = PrefillAnswer::Whole {
+    let late = CallEnd::Whole {
         status: 200,
         body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4]],"remote_blocks_expiry_time":1600000000}}"#,
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use routing::config::Pool;
 use routing::outcome::{Came, Cost};
-use routing::route::{AfterPrefill, Client, PrefillAnswer, PrefillPhase, Router};
+use routing::route::{AfterPrefill, CallEnd, Client, PrefillPhase, Router};
 use serde_json::{Value, json};
 
 use crate::support::*;
@@ -67,8 +67,7 @@ fn a_call_that_was_never_made_is_made_elsewhere_with_a_new_room() {
     let mut router = Router::new(pool(2), 42, 7, Duration::ZERO);
     let (phase, assignment) = prefill(ask(&mut router, json!({})));
     let (first, worker) = (room(&phase, &mut router), phase.worker().id);
-    let AfterPrefill::Again(phase) =
-        phase.answered(PrefillAnswer::NotSent, Client::Waits, &mut router)
+    let AfterPrefill::Again(phase) = phase.answered(CallEnd::NotSent, Client::Waits, &mut router)
     else {
         panic!("not tried again");
     };
@@ -83,7 +82,7 @@ fn a_failure_under_a_running_decode_ends_it() {
     // No other prefill worker can reach the room, and decode can no longer run the whole request: `decode_only` is refused.
     let fields =
         json!({"on_prefill_failure": ["retry_other"], "decode": {"runs_whole_requests": true}});
-    for failure in [status(500), status(503), PrefillAnswer::Broken] {
+    for failure in [status(500), status(503), CallEnd::Broken] {
         let mut router = router("sglang", &two_by_two(), fields.clone());
         let (phase, _assignment) = prefill(ask(&mut router, json!({})));
         let after = phase.answered(failure, Client::Waits, &mut router);
@@ -104,7 +103,7 @@ fn found_w3_a_prefill_beside_decode_that_never_began_costs_no_recovery() {
         (reset, Came::Reset, Cost::Nothing),
         (status(503), Came::Status(503), Cost::Nothing),
         (status(500), Came::Status(500), Cost::Work),
-        (PrefillAnswer::Broken, Came::Cut, Cost::Work),
+        (CallEnd::Broken, Came::Cut, Cost::Work),
     ] {
         let mut router = router("sglang", &two_by_two(), json!({}));
         let (phase, _assignment) = prefill(ask(&mut router, json!({})));

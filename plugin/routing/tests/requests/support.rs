@@ -5,8 +5,7 @@ use routing::discovery::static_workers;
 use routing::fleet::{Fleet, Worker};
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Assignment, Dispatch, Plan, PlanInput, PrefillAnswer, PrefillPhase, Refusal,
-    Router,
+    AfterPrefill, Assignment, CallEnd, Dispatch, Plan, PlanInput, PrefillPhase, Refusal, Router,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -156,7 +155,7 @@ pub fn query(router: &mut Router, nvext: Value) -> (u64, u64) {
 }
 
 /// A prefill answer that hands over two blocks.
-pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
+pub const GOOD: CallEnd<'static> = CallEnd::Whole {
     status: 200,
     body: br#"{"choices":[{"finish_reason":"length"}],"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[4,5]]}}"#,
 };
@@ -165,25 +164,25 @@ pub const GOOD: PrefillAnswer<'static> = PrefillAnswer::Whole {
 pub const RESET: &[u8] = b"upstream connect error or disconnect/reset before headers. reset reason: connection termination";
 
 /// An answer of this status and body.
-pub fn whole_of(status: u16, body: &'static [u8]) -> PrefillAnswer<'static> {
-    PrefillAnswer::Whole { status, body }
+pub fn whole_of(status: u16, body: &'static [u8]) -> CallEnd<'static> {
+    CallEnd::Whole { status, body }
 }
 
 /// The proxy's own answer where a worker accepted no connection.
-pub const UNREACHED: PrefillAnswer<'static> = PrefillAnswer::Whole {
+pub const UNREACHED: CallEnd<'static> = CallEnd::Whole {
     status: 503,
     body: b"upstream connect error or disconnect/reset before headers. reset reason: remote connection failure, transport failure reason: delayed connect error: Connection refused",
 };
 
 /// The proxy's own answer where a worker has passed its deadline.
-pub const TOO_LATE: PrefillAnswer<'static> = PrefillAnswer::Whole {
+pub const TOO_LATE: CallEnd<'static> = CallEnd::Whole {
     status: 504,
     body: b"upstream request timeout",
 };
 
 /// A prefill answer of that status.
-pub fn status(status: u16) -> PrefillAnswer<'static> {
-    PrefillAnswer::Whole { status, body: b"" }
+pub fn status(status: u16) -> CallEnd<'static> {
+    CallEnd::Whole { status, body: b"" }
 }
 
 /// The outcome, as one word.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use routing::route::{Plan, PrefillAnswer, Refusal};
+use routing::route::{CallEnd, Plan, Refusal};
 use serde_json::json;
 
 use crate::support::*;
@@ -128,11 +128,7 @@ fn back_pressure_refuses_at_once_and_goes_to_no_worker() {
         let named = 3 - phase.worker().id.0;
         let pinned = json!({"prefill_worker_id": named});
         assert_eq!(pair(ask(&mut router, pinned)).0, named);
-        drop(phase.answered(
-            PrefillAnswer::Broken,
-            routing::route::Client::Left,
-            &mut router,
-        ));
+        drop(phase.answered(CallEnd::Broken, routing::route::Client::Left, &mut router));
         assert!(matches!(ask(&mut router, json!({})), Ok(Plan::Prefill(..))));
         drop(assignment);
     }

@@ -6,7 +6,7 @@ use routing::fleet::{Role, WorkerId};
 use routing::rendezvous::Mode;
 use routing::request::Generation;
 use routing::route::{
-    AfterPrefill, Assignment, Client, Dispatch, Plan, PlanInput, PrefillAnswer, PrefillPhase,
+    AfterPrefill, Assignment, CallEnd, Client, Dispatch, Plan, PlanInput, PrefillPhase,
 };
 
 use crate::check::{check, fits};
@@ -19,33 +19,33 @@ const GOOD: &[u8] =
 const ENDED: &[u8] = br#"{"choices":[{"index":0,"finish_reason":"stop"}]}"#;
 
 /// All answers that prefill can give.
-const ANSWERS: [PrefillAnswer<'static>; 8] = [
-    PrefillAnswer::Whole {
+const ANSWERS: [CallEnd<'static>; 8] = [
+    CallEnd::Whole {
         status: 200,
         body: GOOD,
     },
-    PrefillAnswer::Whole {
+    CallEnd::Whole {
         status: 200,
         body: GOOD,
     },
-    PrefillAnswer::Whole {
+    CallEnd::Whole {
         status: 200,
         body: b"{}",
     },
-    PrefillAnswer::Whole {
+    CallEnd::Whole {
         status: 200,
         body: ENDED,
     },
-    PrefillAnswer::Whole {
+    CallEnd::Whole {
         status: 503,
         body: b"",
     },
-    PrefillAnswer::Whole {
+    CallEnd::Whole {
         status: 400,
         body: b"",
     },
-    PrefillAnswer::Broken,
-    PrefillAnswer::NotSent,
+    CallEnd::Broken,
+    CallEnd::NotSent,
 ];
 
 /// The next step; numbers select one of the possible values.
@@ -226,7 +226,7 @@ impl History {
         }
     }
 
-    fn answered(&mut self, which: usize, answer: PrefillAnswer<'_>, client: Client) {
+    fn answered(&mut self, which: usize, answer: CallEnd<'_>, client: Client) {
         let waiting: Vec<usize> = (0..self.flights.len())
             .filter(|at| self.flights[*at].phase.is_some())
             .collect();
@@ -242,7 +242,7 @@ impl History {
         let after = phase.answered(answer, client, &mut self.subject.router);
         let is_reached = !matches!(
             answer,
-            PrefillAnswer::NotSent | PrefillAnswer::Whole { status: 503, .. }
+            CallEnd::NotSent | CallEnd::Whole { status: 503, .. }
         );
         // The worker may have restarted meanwhile.
         if !is_reached && self.subject.unbound().contains(&id) {

@@ -11,7 +11,7 @@ use crate::handoff::LegOrder;
 use crate::outcome::Came;
 use crate::request::Generation;
 use crate::route::fate::Fate;
-use crate::route::{Explain, Plan, PlanInput, PrefillAnswer, PrefillPhase, Router};
+use crate::route::{CallEnd, Explain, Plan, PlanInput, PrefillPhase, Router};
 use crate::session::*;
 
 const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
@@ -29,7 +29,7 @@ const RESET: &[u8] = b"upstream_reset_before_response_started{connection_termina
 const NOT_SENT: &[u8] = b"no_healthy_upstream";
 
 /// Answers of workers to calls.
-pub const ANSWERS: [PrefillAnswer<'static>; 14] = [
+pub const ANSWERS: [CallEnd<'static>; 14] = [
     whole(200, STAGED),
     whole(200, STAGED),
     whole(200, STAGED),
@@ -42,12 +42,12 @@ pub const ANSWERS: [PrefillAnswer<'static>; 14] = [
     whole(429, ERROR),
     whole(500, ERROR),
     whole(503, ERROR),
-    PrefillAnswer::Broken,
-    PrefillAnswer::NotSent,
+    CallEnd::Broken,
+    CallEnd::NotSent,
 ];
 
-const fn whole(status: u16, body: &'static [u8]) -> PrefillAnswer<'static> {
-    PrefillAnswer::Whole { status, body }
+const fn whole(status: u16, body: &'static [u8]) -> CallEnd<'static> {
+    CallEnd::Whole { status, body }
 }
 
 const PROTOCOLS: [&str; 2] = ["nixl", "sglang"];
@@ -187,8 +187,11 @@ impl Host {
         host
     }
 
-    fn step<'a>(&mut self, take: impl FnOnce(&mut Session, &mut Means<'_>) -> Vec<Effect<'a>>) {
-        let mut with = Means {
+    fn step<'a>(
+        &mut self,
+        take: impl FnOnce(&mut Session, &mut StepContext<'_>) -> Vec<Effect<'a>>,
+    ) {
+        let mut with = StepContext {
             router: &mut self.router,
             bodies: &mut self.bodies,
             budget: &self.budget,
@@ -298,13 +301,13 @@ impl Host {
         }
     }
 
-    fn answer_prefill(&mut self, call: usize, answer: PrefillAnswer<'_>) {
+    fn answer_prefill(&mut self, call: usize, answer: CallEnd<'_>) {
         if self.prefills.is_empty() {
             return;
         }
         let (phase, attempt, placement) = self.prefills.remove(call % self.prefills.len());
         let is_sequential = phase.order() == LegOrder::Sequential;
-        if let PrefillAnswer::Whole { body: STAGED, .. } = answer
+        if let CallEnd::Whole { body: STAGED, .. } = answer
             && is_sequential
         {
             self.given_out += 1;
@@ -336,7 +339,7 @@ impl Host {
         }
     }
 
-    fn answer_decode(&mut self, answer: PrefillAnswer<'_>) {
+    fn answer_decode(&mut self, answer: CallEnd<'_>) {
         match std::mem::replace(&mut self.decode, Decode::None) {
             Decode::None => {}
             Decode::Forwarded => self.answer_forwarded(answer),
@@ -352,11 +355,11 @@ impl Host {
         }
     }
 
-    fn answer_forwarded(&mut self, answer: PrefillAnswer<'_>) {
+    fn answer_forwarded(&mut self, answer: CallEnd<'_>) {
         let is_unread = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
         let status = match answer {
-            PrefillAnswer::Whole { status, .. } => status,
-            PrefillAnswer::Broken => return self.leave_unanswered(RESET),
+            CallEnd::Whole { status, .. } => status,
+            CallEnd::Broken => return self.leave_unanswered(RESET),
             _ => return self.leave_unanswered(NOT_SENT),
         };
         if !is_unread {

@@ -3,7 +3,7 @@
 use super::host::{ANSWERS, ERROR, Event, Host, POOLS, STAGED, TERMINAL, WITHOUT};
 use crate::config::Pool;
 use crate::handoff::LegOrder;
-use crate::route::PrefillAnswer;
+use crate::route::CallEnd;
 
 /// A phase of a request: its name, and the events that lead there.
 type Phase = (&'static str, &'static [Event]);
@@ -61,7 +61,7 @@ fn events_of_table() -> Vec<Event> {
 
 fn describe(event: Event) -> String {
     let answer = |at: usize| match ANSWERS[at] {
-        PrefillAnswer::Whole { status, body } => format!("{status} {}", kind(body)),
+        CallEnd::Whole { status, body } => format!("{status} {}", kind(body)),
         other => other.to_string(),
     };
     match event {
