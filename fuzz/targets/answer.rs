@@ -42,7 +42,7 @@ fuzz_target!(|data: &[u8]| {
     let mut choices = Choices(data);
     let generation = choices.one(&[Generation::Chat, Generation::Completions]);
     let protocol = choices.one(&protocols());
-    let client = choices.one(&[Client::Waits, Client::Left]);
+    let client = choices.one(&[Client::Waits, Client::Superseded, Client::Left]);
     let status = choices.one(&[200, 200, 200, 400, 429, 500, 503]);
     let answer = choices.0;
 

@@ -10,11 +10,13 @@ use crate::handoff::terminal::Terminal;
 use crate::handoff::{AbortCall, Staged};
 use crate::outcome::{Came, Meaning};
 
-/// Whether the client still waits for the answer.
+/// Whether the client still waits for the answer to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
     /// The client waits.
     Waits,
+    /// The client waits for another call: this one is late, or its pair was given up.
+    Superseded,
     /// The client has left.
     Left,
 }

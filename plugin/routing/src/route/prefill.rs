@@ -265,8 +265,8 @@ impl PrefillPhase {
     fn ended(&self, came: Came, client: Client, router: &mut Router) -> PrefillEnd {
         let trail = &self.snapshot.trail;
         let before = Before {
-            // The client has left, and the leg can be aborted: the worker was sent an abort.
-            called_off: client == Client::Left && self.handoff.abort().is_some(),
+            // The call's answer is awaited no longer, and the leg can be aborted: the worker was sent an abort.
+            called_off: client != Client::Waits && self.handoff.abort().is_some(),
             ..trail.borrow().before(Leg::Prefill)
         };
         let meaning = judge(Leg::Prefill, came, before);
@@ -384,7 +384,7 @@ impl PrefillPhase {
                 AfterPrefill::TerminalStaged(answer, rest)
             }
             (Client::Waits, None) => self.decode(staged, router),
-            (Client::Left, _) => self.clean_up(staged, router),
+            (Client::Superseded | Client::Left, _) => self.clean_up(staged, router),
         }
     }
 
@@ -393,11 +393,11 @@ impl PrefillPhase {
     fn done_beside(self, body: &[u8], client: Client, block_tokens: u32) -> AfterPrefill {
         match (client, self.abort_leg()) {
             (Client::Waits, _) => AfterPrefill::Good,
-            (Client::Left, Some(leg)) => AfterPrefill::CallOff {
+            (Client::Superseded | Client::Left, Some(leg)) => AfterPrefill::CallOff {
                 leg,
                 blocks: usage::prompt_blocks(body, block_tokens).max(1),
             },
-            (Client::Left, None) => AfterPrefill::Nothing,
+            (Client::Superseded | Client::Left, None) => AfterPrefill::Nothing,
         }
     }
 
@@ -410,7 +410,7 @@ impl PrefillPhase {
         self.ended(Came::Good, client, router);
         match client {
             Client::Waits => AfterPrefill::Terminal(terminal),
-            Client::Left => AfterPrefill::Nothing,
+            Client::Superseded | Client::Left => AfterPrefill::Nothing,
         }
     }
 
@@ -491,7 +491,7 @@ impl PrefillPhase {
         client: Client,
         router: &mut Router,
     ) -> AfterPrefill {
-        if client == Client::Left {
+        if client != Client::Waits {
             return AfterPrefill::Nothing;
         }
         self.leave_out(end.meaning.follows);

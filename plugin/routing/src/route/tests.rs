@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::config::Config;
 use crate::fleet::{Role, TargetKey};
+use crate::outcome::{Came, Leg};
 use crate::rendezvous::NotServed;
 use crate::request::Generation;
 
@@ -408,4 +409,45 @@ fn a_new_configuration_may_list_other_workers() {
     };
     assert_eq!(dispatch.destinations[0].port(), 13);
     assignment.release();
+}
+
+/// Where two pairs fail in the same way the request is the cause, also if a call that was given up is answered in between.
+#[test]
+fn a_late_answer_does_not_settle_who_is_at_fault() {
+    for late in [None, Some(Client::Superseded)] {
+        let mut router = router("nixl", TWO_BY_TWO);
+        let (first, mut assignment) = prefill_first(&mut router);
+        let second = first.hedge(&mut router).expect("another worker");
+        let mut suspects = Vec::new();
+        let mut fails = |router: &mut Router, assignment: &mut Assignment, phase: PrefillPhase| {
+            let after = phase.answered(GOOD, Client::Waits, router);
+            let AfterPrefill::Decode { target, staged, .. } = after else {
+                panic!("no decode");
+            };
+            router.assign_decode(assignment, &target.0, target.1, staged);
+            suspects.push(target.0.id);
+            router.leg_ended(assignment, Came::Status(500))
+        };
+        let meaning = fails(&mut router, &mut assignment, second);
+        let failed = Failed {
+            leg: Leg::Decode,
+            meaning,
+            workers: &[assignment.decode.as_ref().unwrap().id],
+            frontends: &[],
+        };
+        let again = router.recover(&mut assignment, &failed, CHAT, Duration::from_secs(1));
+        let Some(Plan::Prefill(third, mut assignment)) = again else {
+            panic!("not placed again");
+        };
+        if let Some(client) = late {
+            let _ = first.answered(GOOD, client, &mut router);
+        }
+        fails(&mut router, &mut assignment, third);
+        router.request_ended(&assignment);
+        assert_ne!(suspects[0], suspects[1]);
+        for worker in suspects {
+            let penalties = router.health.held(worker, Duration::from_secs(1));
+            assert_eq!(penalties, Default::default(), "{late:?}");
+        }
+    }
 }

@@ -47,7 +47,11 @@ impl Session {
         call: CallAnswer<'a>,
     ) -> Vec<Effect<'a>> {
         if !self.waits_for(attempt) {
-            return self.after_prefill(with, phase, Client::Left, call);
+            let client = match self.stage {
+                Stage::Ended => Client::Left,
+                _ => Client::Superseded,
+            };
+            return self.after_prefill(with, phase, client, call);
         }
         self.racing = self.racing.saturating_sub(1);
         if self.racing == 0 {
