@@ -90,7 +90,7 @@ pub fn start(runtime: &PoolRuntime, client: &Rc<Stream>, leg: &CleanUpLeg, prefi
     let Some((token, request)) = called else {
         let worker = Rc::clone(prefill);
         let note = Note::Leaked { blocks, worker };
-        return effects::carry_out(runtime, client, Effect::Note(note));
+        return effects::take_note(runtime, client, note);
     };
     runtime.telemetry.cleaning_up();
     let call = Call::CleanUp(CleanUpCall::new(client, blocks, Some(request)));

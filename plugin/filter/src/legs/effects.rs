@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use routing::route::CallEnd;
 use routing::route::fate::{Fate, Handed};
-use routing::session::{CallAnswer, Effect, Note, Session, StepContext, WorkerReply};
+use routing::session::{CallAnswer, Effect, Note, OnStream, Session, StepContext, WorkerReply};
 
 use super::{calls, cleanup, marks, prefill, recovery};
 use crate::telemetry::CalledLeg;
@@ -45,36 +46,29 @@ pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect<'_>)
         Effect::KeepRequest => client.leave_cleanup_request(runtime),
         Effect::Watch => runtime.watch_over(client),
         Effect::Note(note) => take_note(runtime, client, note),
-        Effect::Forward(_)
-        | Effect::Deliver(_)
-        | Effect::AnswerTerminal(_)
-        | Effect::Answer(_)
-        | Effect::Refuse(_)
-        | Effect::ReleaseHeld
-        | Effect::PassHeld => on_stream(runtime, client, effect),
+        Effect::OnStream(done) => on_stream(runtime, client, done),
     }
 }
 
 /// Carries out an effect on the stream, unless the stream is gone.
-fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect<'_>) {
+fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, done: OnStream<'_>) {
     let Some(client) = InStream::enter(client) else {
         return;
     };
-    match effect {
-        Effect::Forward(dispatch) => client.go_on(runtime, &dispatch),
-        Effect::Deliver(reply) => deliver(runtime, &client, reply),
-        Effect::AnswerTerminal(terminal) => {
+    match done {
+        OnStream::Forward(dispatch) => client.go_on(runtime, &dispatch),
+        OnStream::Deliver(reply) => deliver(runtime, &client, reply),
+        OnStream::AnswerTerminal(terminal) => {
             let kind = terminal.content_type.as_bytes().to_vec();
             let headers = [(b"content-type".to_vec(), kind)];
             client.answer_complete(runtime, 200, &headers, &terminal.body);
         }
-        Effect::Answer(reply) => {
+        OnStream::Answer(reply) => {
             client.answer(u32::from(reply.status), &reply.headers, &reply.body);
         }
-        Effect::Refuse(refusal) => client.refuse(runtime, &refusal),
-        Effect::ReleaseHeld => client.release_held(runtime),
-        Effect::PassHeld => client.resume_response(),
-        _ => {}
+        OnStream::Refuse(refusal) => client.refuse(runtime, &refusal),
+        OnStream::ReleaseHeld => client.release_held(runtime),
+        OnStream::PassHeld => client.resume_response(),
     }
 }
 
@@ -99,7 +93,7 @@ fn deliver(runtime: &PoolRuntime, client: &InStream, reply: WorkerReply<'_>) {
 }
 
 /// The answer to the present call.
-pub fn call_answer(answer: routing::route::CallEnd<'_>) -> CallAnswer<'_> {
+pub fn call_answer(answer: CallEnd<'_>) -> CallAnswer<'_> {
     CallAnswer {
         answer,
         headers: &calls::headers_for_client,
@@ -107,7 +101,7 @@ pub fn call_answer(answer: routing::route::CallEnd<'_>) -> CallAnswer<'_> {
 }
 
 /// Counts and logs a note.
-fn take_note(runtime: &PoolRuntime, client: &Stream, note: Note) {
+pub fn take_note(runtime: &PoolRuntime, client: &Stream, note: Note) {
     let (telemetry, ids) = (&runtime.telemetry, client.ids());
     match note {
         Note::Cached(blocks) => runtime.metrics.cached(blocks),

@@ -14,7 +14,9 @@ use super::binding::{
     Binder, Binding, BindingQuery, Bootstrap, EngineIds, Learned, QueriedCluster,
 };
 use super::nixl::{self, PARAMS};
-use super::protocol::{Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use crate::answer::{End, Verdict, usage};
@@ -120,6 +122,10 @@ impl Handoff for MooncakeHandoff {
         edits
     }
 
+    fn decode_at_once(&self) -> Option<Edits> {
+        None
+    }
+
     /// The answer says nothing about the transfer: only an answer that ended at the limit leaves something to decode. It
     /// names no host either: decode gets the server known from the fleet.
     fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
@@ -143,6 +149,10 @@ impl Handoff for MooncakeHandoff {
             transfer: Transfer::draw(prefill, rooms)?,
             ..self.clone()
         }))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        None
     }
 }
 

@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-use super::protocol::{Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved::{self, Unserved};
@@ -95,6 +97,10 @@ impl Handoff for NixlHandoff {
         edits
     }
 
+    fn decode_at_once(&self) -> Option<Edits> {
+        None
+    }
+
     fn staged(&self, answer: &[u8], _block_tokens: u32) -> Option<Staged> {
         let params = TransferParams::parse(answer)?;
         let (mut decode, mut cleanup) = (self.decode.clone(), self.one_token.clone());
@@ -111,6 +117,10 @@ impl Handoff for NixlHandoff {
 
     fn renewed(&self, _prefill: &Prefill<'_>, _rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        None
     }
 }
 

@@ -116,23 +116,17 @@ pub trait Handoff: fmt::Debug {
     fn prefill(&self) -> Edits;
 
     /// Edits that make a decode leg sent at once; none if the prefill answer must come first.
-    fn decode_at_once(&self) -> Option<Edits> {
-        None
-    }
+    fn decode_at_once(&self) -> Option<Edits>;
 
     /// What a good prefill answer stages for decode; none if nothing. `block_tokens`: tokens in a KV block.
-    fn staged(&self, _answer: &[u8], _block_tokens: u32) -> Option<Staged> {
-        None
-    }
+    fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged>;
 
     /// The same hand-off from another prefill worker: no number drawn for the first is used twice. None if the worker lacks
     /// a needed binding.
     fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>>;
 
     /// The call that aborts the prefill leg; none if the engine has no abort.
-    fn abort(&self) -> Option<AbortCall> {
-        None
-    }
+    fn abort(&self) -> Option<AbortCall>;
 }
 
 /// A call by which a worker aborts a request.

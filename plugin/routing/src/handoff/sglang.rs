@@ -15,6 +15,7 @@ use super::protocol::{
     AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
 };
 use super::rooms::Rooms;
+use super::staged::Staged;
 use super::{unserved, without};
 use crate::fleet::Target;
 use crate::json::Edits;
@@ -164,6 +165,10 @@ impl Handoff for SglangHandoff {
         self.bootstrap.put_into(&self.rooms, self.form, &mut edits);
         put_decode_ranks(self.prefill_rank, self.decode_rank, &mut edits);
         Some(edits)
+    }
+
+    fn staged(&self, _answer: &[u8], _block_tokens: u32) -> Option<Staged> {
+        None
     }
 
     fn renewed(&self, prefill: &Prefill<'_>, rooms: &mut Rooms) -> Option<Box<dyn Handoff>> {

@@ -3,7 +3,9 @@
 //! Prefill's answer has the parameters in its only choice, and the prompt's token ids beside it, so that decode need not
 //! tokenise the prompt again. Ids are numbers up to 2^63 and pass as written. Source: TensorRT-LLM's disaggregated server.
 
-use super::protocol::{Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules};
+use super::protocol::{
+    AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol, ProtocolRules,
+};
 use super::rooms::Rooms;
 use super::staged::Staged;
 use super::unserved;
@@ -79,6 +81,10 @@ impl Handoff for TrtllmHandoff {
         edits
     }
 
+    fn decode_at_once(&self) -> Option<Edits> {
+        None
+    }
+
     fn staged(&self, answer: &[u8], block_tokens: u32) -> Option<Staged> {
         if Verdict::of_prefill(answer) == Verdict::Ended(End::Itself) {
             return None;
@@ -98,6 +104,10 @@ impl Handoff for TrtllmHandoff {
             id: rooms.draw_high(),
             ..self.clone()
         }))
+    }
+
+    fn abort(&self) -> Option<AbortCall> {
+        None
     }
 }
 

@@ -69,22 +69,10 @@ impl WorkerReply<'_> {
 pub enum Effect<'a> {
     /// A prefill worker is called.
     CallPrefill(Box<PrefillPhase>),
-    /// The request, which waits, is forwarded.
-    Forward(Box<Dispatch>),
     /// A decode worker is called: the request was forwarded before. If that fails too, the failure is what came before.
     CallDecode(Box<Dispatch>, Failure),
-    /// The client gets the reply of a worker that took over, edited as a forwarded answer is.
-    Deliver(WorkerReply<'a>),
-    /// The client gets what prefill alone has generated.
-    AnswerTerminal(Terminal),
-    /// The client gets a worker's error unchanged.
-    Answer(WorkerReply<'a>),
-    /// The client gets a refusal.
-    Refuse(Refusal),
-    /// The concurrent prefill was good: what is held back of the answer goes on, edited.
-    ReleaseHeld,
-    /// No other worker takes over: the error that is held back goes on.
-    PassHeld,
+    /// Something is done to the stream.
+    OnStream(OnStream<'a>),
     /// The stream is watched: its answer is reset in one of the next rounds.
     Watch,
     /// The request is copied for the clean-up leg; its client is still being served.
@@ -99,6 +87,31 @@ pub enum Effect<'a> {
     Abort(AbortLeg),
     /// Metrics and the log get a note.
     Note(Note),
+}
+
+/// What the host does to the stream itself, in the stream's context; nothing once the stream has ended.
+#[derive(Debug)]
+pub enum OnStream<'a> {
+    /// The request, which waits, is forwarded.
+    Forward(Box<Dispatch>),
+    /// The client gets the reply of a worker that took over, edited as a forwarded answer is.
+    Deliver(WorkerReply<'a>),
+    /// The client gets what prefill alone has generated.
+    AnswerTerminal(Terminal),
+    /// The client gets a worker's error unchanged.
+    Answer(WorkerReply<'a>),
+    /// The client gets a refusal.
+    Refuse(Refusal),
+    /// The concurrent prefill was good: what is held back of the answer goes on, edited.
+    ReleaseHeld,
+    /// No other worker takes over: the error that is held back goes on.
+    PassHeld,
+}
+
+impl<'a> From<OnStream<'a>> for Effect<'a> {
+    fn from(done: OnStream<'a>) -> Self {
+        Self::OnStream(done)
+    }
 }
 
 /// What metrics and the log get.

@@ -16,7 +16,7 @@ mod tests;
 
 pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
-pub use effect::{CallAnswer, Effect, Note, StepContext, WorkerReply};
+pub use effect::{CallAnswer, Effect, Note, OnStream, StepContext, WorkerReply};
 pub use failure::{Failure, LastAnswer, LegEnd};
 use failure::{after_error, came_of_call};
 pub use response::{ConcurrentPrefill, Response, SuccessHead};

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use super::effect::{CallAnswer, Effect, Note, StepContext, WorkerReply};
+use super::effect::{CallAnswer, Effect, Note, OnStream, StepContext, WorkerReply};
 use super::{ConcurrentPrefill, Failure, Session, Stage};
 use crate::answer::{EventEdit, PromptLogprobs, usage};
 use crate::fleet::Worker;
@@ -123,9 +123,12 @@ impl Session {
             AfterPrefill::CallOff { leg, blocks } => vec![Effect::CallOff(leg, blocks)],
             AfterPrefill::Answer => self.pass_on(call),
             AfterPrefill::AnswerUnlessPair(end) => self.pass_on_unless_pair(with, call, end),
-            AfterPrefill::Terminal(terminal) => vec![Effect::AnswerTerminal(terminal)],
+            AfterPrefill::Terminal(terminal) => vec![OnStream::AnswerTerminal(terminal).into()],
             AfterPrefill::TerminalStaged(terminal, rest) => {
-                let answer = [Effect::KeepRequest, Effect::AnswerTerminal(terminal)];
+                let answer = [
+                    Effect::KeepRequest,
+                    OnStream::AnswerTerminal(terminal).into(),
+                ];
                 answer.into_iter().chain(clean_up(*rest, worker)).collect()
             }
             AfterPrefill::Refused(refusal) => self.prefill_refused(with, refusal),
@@ -146,7 +149,7 @@ impl Session {
                 let failure = self.failure.take().unwrap_or(Failure::Unreached);
                 Effect::CallDecode(dispatch, failure)
             }
-            _ => Effect::Forward(dispatch),
+            _ => OnStream::Forward(dispatch).into(),
         }
     }
 
@@ -167,7 +170,7 @@ impl Session {
         let blocks = usage::prompt_blocks(body, with.router.pool().block_tokens);
         let mut effects = Vec::new();
         if self.prefill_is_good(blocks) {
-            effects.push(Effect::ReleaseHeld);
+            effects.push(OnStream::ReleaseHeld.into());
         }
         if let Some(held) = self.held_reply.take() {
             effects.extend(self.deliver(with, held.reply));
@@ -186,11 +189,12 @@ impl Session {
         }
         self.response.set_prefill(ConcurrentPrefill::Nothing);
         self.assignment.release();
-        vec![Effect::Answer(WorkerReply {
+        let reply = WorkerReply {
             status,
             headers: (call.headers)(),
             body: Cow::Borrowed(body),
-        })]
+        };
+        vec![OnStream::Answer(reply).into()]
     }
 
     /// Asks another pair: prefill has refused the request while decode waits for it.
@@ -226,7 +230,7 @@ impl Session {
                 let failure = self.failure.take().unwrap_or(Failure::Refused(refusal));
                 effects.extend(self.give_up(with, failure));
             }
-            _ => effects.push(Effect::Refuse(refusal)),
+            _ => effects.push(OnStream::Refuse(refusal).into()),
         }
         effects
     }

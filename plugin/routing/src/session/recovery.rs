@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use super::effect::{CallAnswer, Effect, Note, StepContext, WorkerReply};
+use super::effect::{CallAnswer, Effect, Note, OnStream, StepContext, WorkerReply};
 use super::{
     ConcurrentPrefill, Failure, HeldReply, LastAnswer, LegEnd, Session, Stage, Tried, came_of_call,
 };
@@ -153,7 +153,7 @@ impl Session {
             300.. => effects = self.give_up_handoff(with.router),
         }
         self.supersede_calls();
-        effects.push(Effect::Deliver(reply));
+        effects.push(OnStream::Deliver(reply).into());
         effects
     }
 
@@ -164,23 +164,17 @@ impl Session {
         failure: Failure,
     ) -> Vec<Effect<'static>> {
         self.supersede_calls();
+        self.assignment.release();
         let answer = match failure.answer(self.tried.all().len()) {
             LastAnswer::Held => {
                 self.stage = Stage::Forwarded;
                 self.response.pass_held();
-                self.assignment.release();
-                Effect::PassHeld
+                OnStream::PassHeld
             }
-            LastAnswer::Error(reply) => {
-                self.assignment.release();
-                Effect::Answer(reply)
-            }
-            LastAnswer::Refused(refusal) => {
-                self.assignment.release();
-                Effect::Refuse(refusal)
-            }
+            LastAnswer::Error(reply) => OnStream::Answer(reply),
+            LastAnswer::Refused(refusal) => OnStream::Refuse(refusal),
         };
-        let mut effects = vec![answer];
+        let mut effects = vec![answer.into()];
         effects.extend(self.give_up_handoff(with.router));
         effects
     }

@@ -11,7 +11,7 @@ use crate::handoff::LegOrder;
 use crate::outcome::Came;
 use crate::request::Generation;
 use crate::route::fate::Fate;
-use crate::route::{CallEnd, Explain, Plan, PlanInput, PrefillPhase, Router};
+use crate::route::{CallEnd, Plan, PlanInput, PrefillPhase, Router};
 use crate::session::*;
 
 const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
@@ -142,12 +142,8 @@ impl Host {
     pub fn start(pool: &Pool) -> Self {
         let mut router = Router::new(pool.clone(), 42, 7, Duration::ZERO);
         let input = PlanInput {
-            headers: &[],
             now: Duration::from_secs(1),
-            session: None,
-            tenant: None,
-            subset: None,
-            explain: Explain::No,
+            ..PlanInput::default()
         };
         let Ok(Plan::Prefill(phase, assignment)) = router.plan(Generation::Chat, CHAT, input)
         else {
@@ -205,7 +201,8 @@ impl Host {
 
     fn carry_out(&mut self, effect: Effect<'_>) {
         self.effects.push(name(&effect));
-        let is_on_stream = !matches!(
+        // A call for the client, too, has no place after its end.
+        let is_for_client = !matches!(
             effect,
             Effect::CleanUp(..)
                 | Effect::CallOff(..)
@@ -214,14 +211,14 @@ impl Host {
                 | Effect::KeepRequest
                 | Effect::CopyRequest
         );
-        assert!(!is_on_stream || !self.is_gone, "{effect:?} after the end");
+        assert!(!is_for_client || !self.is_gone, "{effect:?} after the end");
         assert!(
-            !is_on_stream || !self.is_late,
+            !is_for_client || !self.is_late,
             "{effect:?} by a late answer"
         );
         match effect {
             Effect::CallPrefill(phase) => self.call_prefill(*phase),
-            Effect::Forward(dispatch) => {
+            Effect::OnStream(OnStream::Forward(dispatch)) => {
                 self.assert_no_bare_decode(&dispatch);
                 self.forwards += 1;
                 self.session.dispatched(&dispatch, self.now);
@@ -232,13 +229,15 @@ impl Host {
                 self.session.decode_called(&dispatch);
                 self.decode = Decode::Called(failure, self.session.attempt());
             }
-            Effect::Deliver(_) | Effect::AnswerTerminal(_) | Effect::Answer(_) => self.answered(),
-            Effect::Refuse(_) => self.answered(),
-            Effect::PassHeld => {
+            Effect::OnStream(OnStream::Deliver(_))
+            | Effect::OnStream(OnStream::AnswerTerminal(_))
+            | Effect::OnStream(OnStream::Answer(_)) => self.answered(),
+            Effect::OnStream(OnStream::Refuse(_)) => self.answered(),
+            Effect::OnStream(OnStream::PassHeld) => {
                 self.answers += 1;
                 self.decode = Decode::None;
             }
-            Effect::ReleaseHeld => self.begins(),
+            Effect::OnStream(OnStream::ReleaseHeld) => self.begins(),
             Effect::CleanUp(..) | Effect::CallOff(..) => self.fates += 1,
             Effect::Note(Note::HandedOff(_) | Note::Leaked { .. }) => self.fates += 1,
             Effect::Note(Note::RunsWhole { .. }) => self.runs_whole = true,
@@ -493,14 +492,16 @@ fn json() -> Vec<Header> {
 fn name(effect: &Effect<'_>) -> String {
     match effect {
         Effect::CallPrefill(_) => "call prefill".to_owned(),
-        Effect::Forward(_) => "forward".to_owned(),
+        Effect::OnStream(OnStream::Forward(_)) => "forward".to_owned(),
         Effect::CallDecode(..) => "call decode".to_owned(),
-        Effect::Deliver(reply) => format!("deliver {}", reply.status),
-        Effect::AnswerTerminal(_) => "answer with prefill's".to_owned(),
-        Effect::Answer(reply) => format!("answer {}", reply.status),
-        Effect::Refuse(refusal) => format!("refuse {} {}", refusal.status(), refusal.code()),
-        Effect::ReleaseHeld => "release held".to_owned(),
-        Effect::PassHeld => "pass held".to_owned(),
+        Effect::OnStream(OnStream::Deliver(reply)) => format!("deliver {}", reply.status),
+        Effect::OnStream(OnStream::AnswerTerminal(_)) => "answer with prefill's".to_owned(),
+        Effect::OnStream(OnStream::Answer(reply)) => format!("answer {}", reply.status),
+        Effect::OnStream(OnStream::Refuse(refusal)) => {
+            format!("refuse {} {}", refusal.status(), refusal.code())
+        }
+        Effect::OnStream(OnStream::ReleaseHeld) => "release held".to_owned(),
+        Effect::OnStream(OnStream::PassHeld) => "pass held".to_owned(),
         Effect::Watch => "reset in a round".to_owned(),
         Effect::CopyRequest => "copy request".to_owned(),
         Effect::KeepRequest => "keep request".to_owned(),
