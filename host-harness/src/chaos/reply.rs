@@ -62,6 +62,9 @@ pub enum Ending {
 /// Suffix of a reason: the refusal has no `retry-after`.
 pub const NO_HINT: &str = ", without retry-after";
 
+/// Words of an engine that was sent to a hand-off a second time: no engine may be.
+const USED_HANDOFF: &str = "already pulled";
+
 /// Maximum bytes of a body that are repeated in a reason.
 const SHOWN: usize = 120;
 
@@ -127,13 +130,23 @@ impl ReceivedAnswer {
             (false, true) => "before the first token",
             (false, false) => "in the middle",
         };
-        if seen.done && seen.error {
-            return Ending::Deceived("[DONE] after an error event".to_owned());
+        if seen.done
+            && let Some(error) = &seen.error
+        {
+            return match error {
+                // vLLM's end of a stream whose KV never came: its last word, where no other worker could be asked.
+                EventError::Engine { status, message }
+                    if seen.text.is_empty() && !message.contains(USED_HANDOFF) =>
+                {
+                    Ending::EngineStatus(*status)
+                }
+                _ => Ending::Deceived(format!("[DONE] {so_far} after an error event: {error:?}")),
+            };
         }
         if seen.done && !whole {
             return Ending::Deceived(format!("[DONE] {so_far}"));
         }
-        if seen.error || (self.end != AnswerEnd::Clean && !seen.done) {
+        if seen.error.is_some() || (self.end != AnswerEnd::Clean && !seen.done) {
             return Ending::Reset;
         }
         if !seen.done {
@@ -213,12 +226,37 @@ fn judge_injected(head: &AnswerHead, body: &[u8]) -> Ending {
     Ending::EngineStatus(status)
 }
 
+/// An error among the events of a stream.
+#[derive(Debug)]
+enum EventError {
+    /// An engine's: its code is a status as a number, where the gateway's is a word.
+    Engine {
+        status: u16,
+        message: String,
+    },
+    Other,
+}
+
+impl EventError {
+    fn of(error: &Value) -> Self {
+        let status = error["code"].as_u64().and_then(|code| code.try_into().ok());
+        let message = error["message"].as_str();
+        match (status, message) {
+            (Some(status), Some(message)) => Self::Engine {
+                status,
+                message: message.to_owned(),
+            },
+            _ => Self::Other,
+        }
+    }
+}
+
 /// Content of a stream of events.
 #[derive(Debug, Default)]
 struct Events {
     text: String,
     finished: bool,
-    error: bool,
+    error: Option<EventError>,
     done: bool,
     /// The stream had data that is no event, or an event after the last one.
     rest: bool,
@@ -241,7 +279,9 @@ impl Events {
 
     fn add(&mut self, event: &str, shape: AnswerShape) {
         self.rest |= self.done;
-        self.error |= event.lines().any(|line| line == "event: error");
+        if event.lines().any(|line| line == "event: error") {
+            self.error.get_or_insert(EventError::Other);
+        }
         let mut data_lines = event.lines().filter_map(|line| line.strip_prefix("data:"));
         let Some(data) = data_lines.next().map(str::trim) else {
             return;
@@ -251,7 +291,9 @@ impl Events {
             return;
         }
         let chunk = serde_json::from_str::<Value>(data).unwrap_or_default();
-        self.error |= chunk.get("error").is_some_and(|error| !error.is_null());
+        if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
+            self.error.get_or_insert_with(|| EventError::of(error));
+        }
         let choice = &chunk["choices"][0];
         let piece = match shape {
             AnswerShape::Chat => &choice["delta"]["content"],
@@ -354,6 +396,26 @@ mod tests {
             ] {
                 assert!(deceived(&judge_stream(&body, end.clone())), "{body}");
             }
+        }
+    }
+
+    #[test]
+    fn an_engines_own_failed_stream_is_its_error_and_nobody_elses() {
+        const ROLE: &str =
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+        const ENGINES: &str =
+            "data: {\"error\": {\"message\": \"KV load failed\", \"code\": 500}}\n\n";
+        const TWICE: &str = "data: {\"error\": {\"message\": \"the blocks were already pulled\", \"code\": 500}}\n\n";
+        const OURS: &str =
+            "data: {\"error\":{\"message\":\"gone\",\"code\":\"prefill_failed\"}}\n\n";
+        let end = |events: &[&str]| judge_stream(&events.concat(), AnswerEnd::Clean);
+        assert_eq!(end(&[ROLE, ENGINES, DONE]), Ending::EngineStatus(500));
+        for deceit in [
+            &[ROLE, TWICE, DONE],
+            &[ROLE, OURS, DONE],
+            &[FIRST, ENGINES, DONE],
+        ] {
+            assert!(deceived(&end(deceit)), "{deceit:?}");
         }
     }
 
