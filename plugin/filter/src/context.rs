@@ -1,6 +1,7 @@
 //! Owns one request's callbacks: turns them into calls on `routing`, and the answers into host calls.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
@@ -46,7 +47,7 @@ impl StreamContext {
     }
 
     /// Opens a request: removes headers that a client must not set, and sets the request id.
-    fn open(&self, received: &Rc<[Header]>) -> Result<Rc<Stream>, HostError> {
+    fn open(&self, received: &Arc<[Header]>) -> Result<Rc<Stream>, HostError> {
         let overrides = received
             .iter()
             .filter(|(name, _)| headers::is_reserved(name));
@@ -58,7 +59,7 @@ impl StreamContext {
         self.runtime.telemetry.stream_opened();
         let came = self.runtime.tell_time();
         let routing_headers = self.routing_headers(received);
-        let headers = Rc::clone(received);
+        let headers = Arc::clone(received);
         Ok(Rc::new(Stream::new(
             self.id,
             ids,
@@ -230,7 +231,7 @@ impl HttpContext for StreamContext {
         let Ok(received) = host::headers(Map::Request) else {
             return Action::Continue;
         };
-        let received: Rc<[Header]> = received.into();
+        let received: Arc<[Header]> = received.into();
         let path = find(&received, ":path").unwrap_or_default();
         let head = Head {
             method: find(&received, ":method").unwrap_or_default(),

@@ -1,6 +1,6 @@
 //! Owns the polling of engine metrics: the leading VM asks every worker in turn, and publishes the reports to all VMs.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -49,7 +49,7 @@ impl Scraper {
             return;
         }
         self.publish(runtime);
-        let fleet: Vec<Rc<Worker>> = {
+        let fleet: Vec<Arc<Worker>> = {
             let router = runtime.router();
             let reachable = router.fleet().workers().filter(|w| w.address.is_some());
             reachable.cloned().collect()

@@ -1,11 +1,11 @@
 //! Owns how many bytes may be held at once, and the shares of them.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Number of bytes held now, for any number of budgets.
 #[derive(Debug, Clone, Default)]
-pub struct HeldBytes(Rc<Cell<usize>>);
+pub struct HeldBytes(Arc<AtomicUsize>);
 
 /// A bound on bytes held at once. Several budgets with limits of their own may count the same bytes.
 #[derive(Debug)]
@@ -25,11 +25,13 @@ impl Budget {
 
     /// Takes a share; none where that would exceed the limit.
     pub fn take(&self, bytes: usize) -> Option<Share> {
-        let total = self.held.0.get().checked_add(bytes)?;
-        if total > self.limit {
-            return None;
-        }
-        self.held.0.set(total);
+        let with = |held: usize| {
+            let total = held.checked_add(bytes)?;
+            (total <= self.limit).then_some(total)
+        };
+        let held = &self.held.0;
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with)
+            .ok()?;
         Some(Share {
             held: self.held.clone(),
             bytes,
@@ -38,7 +40,7 @@ impl Budget {
 
     /// How many of `bytes` more bytes exceed the limit.
     pub fn lacks(&self, bytes: usize) -> usize {
-        let total = self.held.0.get().saturating_add(bytes);
+        let total = self.held.0.load(Ordering::Relaxed).saturating_add(bytes);
         total.saturating_sub(self.limit)
     }
 }
@@ -59,8 +61,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let held = &self.held.0;
-        held.set(held.get().saturating_sub(self.bytes));
+        self.held.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -81,6 +82,6 @@ mod tests {
         drop(share);
         assert!(narrower.take(1).is_some() && narrower.take(2).is_none());
         drop(rest);
-        assert_eq!(held.0.get(), 0);
+        assert_eq!(held.0.load(Ordering::Relaxed), 0);
     }
 }

@@ -4,7 +4,7 @@ pub mod topology;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
@@ -182,11 +182,11 @@ impl Worker {
     }
 
     /// What can be picked: each rank of a worker with several, else the worker itself.
-    pub fn targets(self: &Rc<Self>) -> impl Iterator<Item = Target> {
+    pub fn targets(self: &Arc<Self>) -> impl Iterator<Item = Target> {
         let ranks = if self.dp_size > 1 { self.dp_size } else { 0 };
         let whole = (ranks == 0).then(|| Target::whole(self));
         whole.into_iter().chain((0..ranks).map(|rank| Target {
-            worker: Rc::clone(self),
+            worker: Arc::clone(self),
             rank: Some(rank),
         }))
     }
@@ -196,16 +196,16 @@ impl Worker {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The worker.
-    pub worker: Rc<Worker>,
+    pub worker: Arc<Worker>,
     /// The data-parallel rank; none where the worker has only one.
     pub rank: Option<u32>,
 }
 
 impl Target {
     /// The whole worker, without a rank.
-    pub fn whole(worker: &Rc<Worker>) -> Self {
+    pub fn whole(worker: &Arc<Worker>) -> Self {
         Self {
-            worker: Rc::clone(worker),
+            worker: Arc::clone(worker),
             rank: None,
         }
     }
@@ -232,7 +232,7 @@ pub struct TargetKey {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fleet {
     version: u64,
-    workers: Vec<Rc<Worker>>,
+    workers: Vec<Arc<Worker>>,
     /// Position in `workers` by id.
     index: HashMap<WorkerId, usize>,
 }
@@ -265,7 +265,7 @@ impl Fleet {
                 continue;
             }
             fleet.index.insert(worker.id, fleet.workers.len());
-            fleet.workers.push(Rc::new(worker));
+            fleet.workers.push(Arc::new(worker));
         }
         fleet
     }
@@ -276,19 +276,19 @@ impl Fleet {
     }
 
     /// All workers.
-    pub fn workers(&self) -> impl Iterator<Item = &Rc<Worker>> + Clone {
+    pub fn workers(&self) -> impl Iterator<Item = &Arc<Worker>> + Clone {
         self.workers.iter()
     }
 
     /// The workers of one role.
-    pub fn of_role(&self, role: Role) -> impl Iterator<Item = &Rc<Worker>> + Clone {
+    pub fn of_role(&self, role: Role) -> impl Iterator<Item = &Arc<Worker>> + Clone {
         self.workers
             .iter()
             .filter(move |worker| worker.role == role)
     }
 
     /// Workers that may be picked: all that do not drain.
-    pub fn open(&self) -> impl Iterator<Item = &Rc<Worker>> + Clone {
+    pub fn open(&self) -> impl Iterator<Item = &Arc<Worker>> + Clone {
         self.workers.iter().filter(|worker| !worker.is_draining())
     }
 
@@ -298,7 +298,7 @@ impl Fleet {
     }
 
     /// The worker with this id.
-    pub fn get(&self, id: WorkerId) -> Option<&Rc<Worker>> {
+    pub fn get(&self, id: WorkerId) -> Option<&Arc<Worker>> {
         self.workers.get(*self.index.get(&id)?)
     }
 
@@ -308,7 +308,7 @@ impl Fleet {
     }
 
     /// The worker, if it is still in the given incarnation.
-    pub fn alive(&self, life: &Incarnation) -> Option<&Rc<Worker>> {
+    pub fn alive(&self, life: &Incarnation) -> Option<&Arc<Worker>> {
         let worker = self.get(life.id)?;
         (worker.incarnation() == *life).then_some(worker)
     }
@@ -327,7 +327,7 @@ impl Fleet {
     }
 
     /// The worker reached at `address` in one of `roles`, if any.
-    pub fn at(&self, address: SocketAddr, roles: &[Role]) -> Option<&Rc<Worker>> {
+    pub fn at(&self, address: SocketAddr, roles: &[Role]) -> Option<&Arc<Worker>> {
         self.workers
             .iter()
             .find(|worker| worker.address == Some(address) && roles.contains(&worker.role))

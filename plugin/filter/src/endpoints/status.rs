@@ -1,6 +1,6 @@
 //! Owns the status: the fleet and its load as JSON, and a page that draws it. Served only if enabled.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use routing::config::Discovery;
@@ -188,7 +188,7 @@ fn pool_status(runtime: &PoolRuntime) -> Option<Box<serde_json::value::RawValue>
     serde_json::value::to_raw_value(&status).ok()
 }
 
-fn worker_status<'a>(router: &Router, worker: &'a Rc<Worker>, vm: &Vm) -> WorkerStatus<'a> {
+fn worker_status<'a>(router: &Router, worker: &'a Arc<Worker>, vm: &Vm) -> WorkerStatus<'a> {
     WorkerStatus {
         name: &worker.name,
         id: worker.id.to_string(),

@@ -2,6 +2,7 @@
 //! drops them, and the abort of a prefill.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use routing::fleet::Worker;
@@ -71,7 +72,7 @@ fn send_here(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u
 }
 
 /// Fetches blocks that are no longer needed. Called on the root.
-pub fn start(runtime: &PoolRuntime, client: &Rc<Stream>, leg: &CleanUpLeg, prefill: &Rc<Worker>) {
+pub fn start(runtime: &PoolRuntime, client: &Rc<Stream>, leg: &CleanUpLeg, prefill: &Arc<Worker>) {
     let cleanup_request = client.bodies().cleanup.take();
     let called = cleanup_request.and_then(|request| {
         let timeout_ms = runtime.router().pool().cleanup.timeout_ms;
@@ -88,7 +89,7 @@ pub fn start(runtime: &PoolRuntime, client: &Rc<Stream>, leg: &CleanUpLeg, prefi
     });
     let blocks = leg.blocks;
     let Some((token, request)) = called else {
-        let worker = Rc::clone(prefill);
+        let worker = Arc::clone(prefill);
         let note = Note::Leaked { blocks, worker };
         return effects::take_note(runtime, client, note);
     };

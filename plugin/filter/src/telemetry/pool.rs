@@ -2,7 +2,7 @@
 //! bookings.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -256,7 +256,7 @@ impl PoolTelemetry {
 }
 
 impl OfWorker {
-    fn new(pool: &str, worker: &Rc<Worker>) -> Self {
+    fn new(pool: &str, worker: &Arc<Worker>) -> Self {
         let labels = [
             ("pool", pool),
             ("role", worker.role.name()),

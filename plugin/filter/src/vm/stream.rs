@@ -3,6 +3,7 @@
 use std::cell::{RefCell, RefMut};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use routing::ids::Ids;
@@ -34,7 +35,7 @@ impl Stream {
     pub fn new(
         id: u32,
         ids: Ids,
-        headers: Rc<[Header]>,
+        headers: Arc<[Header]>,
         routing_headers: RoutingHeaders,
         came: Duration,
     ) -> Self {
@@ -86,8 +87,8 @@ impl Stream {
     }
 
     /// The request's headers as they came.
-    pub fn headers(&self) -> Rc<[Header]> {
-        Rc::clone(&self.bodies().headers)
+    pub fn headers(&self) -> Arc<[Header]> {
+        Arc::clone(&self.bodies().headers)
     }
 
     /// Whether another worker may take the place of one that fails.
@@ -118,7 +119,7 @@ impl Stream {
     pub fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
         let may_recover = self.session().assignment.may_recover();
         if may_recover {
-            let share = runtime.hold_replay_buffer(body.len()).map(Rc::new);
+            let share = runtime.hold_replay_buffer(body.len()).map(Arc::new);
             self.bodies().replay = share.map(|share| ReplayBuffer { body, share });
         }
     }
@@ -137,7 +138,7 @@ impl Stream {
         };
         let share = runtime.hold_cleanup_request(replay.body.len());
         bodies.cleanup = share.map(|share| CleanupRequest {
-            headers: Rc::clone(&bodies.headers),
+            headers: Arc::clone(&bodies.headers),
             body: replay.body.clone(),
             share,
         });
@@ -158,7 +159,7 @@ impl Stream {
         let bodies = &mut self.bodies();
         if let Some(share) = share {
             bodies.cleanup = Some(CleanupRequest {
-                headers: Rc::clone(&bodies.headers),
+                headers: Arc::clone(&bodies.headers),
                 body,
                 share,
             });

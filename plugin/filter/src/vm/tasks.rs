@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -25,7 +26,7 @@ pub enum RootTask {
     /// Replace a decode leg that failed before the client read anything.
     Recover(Rc<Stream>, Failure, LegEnd),
     /// Fetch and drop the blocks that the prefill worker has computed.
-    CleanUp(Rc<Stream>, Box<CleanUpLeg>, Rc<Worker>),
+    CleanUp(Rc<Stream>, Box<CleanUpLeg>, Arc<Worker>),
 }
 
 /// A call that has been made.
@@ -107,7 +108,7 @@ pub struct Job {
     /// When the leg was created.
     pub since: Duration,
     /// The body's bytes count until the call has ended.
-    _share: Option<Rc<Share>>,
+    _share: Option<Arc<Share>>,
 }
 
 impl Job {
@@ -132,7 +133,7 @@ pub struct DecodeCall {
     /// How the leg that it replaces failed.
     pub failure: Failure,
     /// The body's bytes count until the call has ended.
-    _share: Option<Rc<Share>>,
+    _share: Option<Arc<Share>>,
 }
 
 impl DecodeCall {

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -57,7 +58,7 @@ impl Receiving {
             runtime.hold_body(bytes)
         });
         let is_held = held.is_some();
-        stream.bodies().received = held.map(Rc::new);
+        stream.bodies().received = held.map(Arc::new);
         is_held
     }
 

@@ -115,7 +115,7 @@ fn named(names: [&'static str; 2], value: impl ToString) -> impl Iterator<Item =
 mod tests {
     use super::*;
     use crate::fleet::{Role, Worker, WorkerId};
-    use std::rc::Rc;
+    use std::sync::Arc;
 
     fn target(id: u64, rank: Option<u32>) -> Target {
         let worker = Worker {
@@ -123,7 +123,7 @@ mod tests {
             ..Worker::new(WorkerId(id), Role::Decode, None)
         };
         Target {
-            worker: Rc::new(worker),
+            worker: Arc::new(worker),
             rank,
         }
     }

@@ -111,7 +111,7 @@ pub struct HandoffPair<'a> {
 }
 
 /// The hand-off of one request between the legs that the router runs. Edits are of the client's body.
-pub trait Handoff: fmt::Debug {
+pub trait Handoff: fmt::Debug + Send {
     /// Edits that make the prefill leg.
     fn prefill(&self) -> Edits;
 

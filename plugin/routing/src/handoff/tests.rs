@@ -1,7 +1,7 @@
 //! Checks of what holds for each protocol: a row of the table for every name that configuration takes.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -111,7 +111,7 @@ fn names() -> Vec<String> {
 fn target(id: u64, role: Role) -> Target {
     let address = format!("10.0.0.{id}:8000").parse().ok();
     let worker = Worker::new(WorkerId(id), role, address);
-    Target::whole(&Rc::new(worker))
+    Target::whole(&Arc::new(worker))
 }
 
 fn applied(edits: crate::json::Edits) -> String {

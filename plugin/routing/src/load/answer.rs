@@ -4,9 +4,7 @@
 //! weight is the part expected to remain: as the end nears, the expected part of the output fades. The prompt never fades,
 //! nor does output beyond the expected length.
 
-use std::cell::Cell;
-use std::rc::Rc;
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::Ledger;
 use super::table::LoadTable;
@@ -58,7 +56,7 @@ pub struct BookedAnswer {
 
 impl BookedAnswer {
     /// Blocks and weight after `generated` tokens, counted over all sequences.
-    fn held(self, generated: u64) -> Occupied {
+    pub(super) fn held(self, generated: u64) -> Occupied {
         let blocks = self.blocks(generated);
         Occupied {
             blocks,
@@ -94,104 +92,60 @@ impl BookedAnswer {
     }
 }
 
-/// The booking of one answer.
-#[derive(Debug)]
-pub(super) struct Booking {
-    table: Rc<LoadTable>,
-    slot: usize,
-    key: TargetKey,
-    answer: BookedAnswer,
-    generated: Cell<u64>,
-    renewed: Cell<Duration>,
-    /// The counted load; none after the lease has expired.
-    counted: Cell<Option<Occupied>>,
-}
-
-impl Booking {
-    fn count(&self) {
-        let held = self.answer.held(self.generated.get());
-        match self.counted.get() {
-            Some(before) => {
-                self.table.change_answer(self.slot, before, held);
-                self.counted.set(Some(held));
-            }
-            None if self.table.begin_answer(self.slot, self.key, held) => {
-                self.counted.set(Some(held));
-            }
-            None => {}
-        }
-    }
-
-    /// Stops counting a booking last renewed before `then`.
-    pub(super) fn expire(&self, then: Duration) {
-        if self.renewed.get() < then {
-            self.end();
-        }
-    }
-
-    fn end(&self) {
-        if let Some(held) = self.counted.take() {
-            self.table.end_answer(self.slot, held);
-        }
-    }
-}
-
-impl Drop for Booking {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 /// A request being answered by a decode worker. Dropping it ends the charge.
 #[derive(Debug)]
 #[must_use = "dropping a charge ends it"]
 pub struct DecodeCharge {
-    booking: Rc<Booking>,
+    table: Arc<LoadTable>,
+    lease: u64,
+    slot: usize,
+    key: TargetKey,
+    answer: BookedAnswer,
+    generated: u64,
 }
 
 impl DecodeCharge {
     pub(super) fn new(
-        table: &Rc<LoadTable>,
+        table: &Arc<LoadTable>,
         slot: usize,
         key: TargetKey,
         answer: BookedAnswer,
     ) -> Self {
-        let booking = Rc::new(Booking {
-            table: Rc::clone(table),
+        Self {
+            lease: table.begin_answer(slot, key, answer.held(0)),
+            table: Arc::clone(table),
             slot,
             key,
             answer,
-            generated: Cell::new(0),
-            renewed: Cell::new(table.now()),
-            counted: Cell::new(None),
-        });
-        booking.count();
-        table.lease(Rc::downgrade(&booking));
-        Self { booking }
+            generated: 0,
+        }
     }
 
     /// The worker rank that is charged.
     pub fn target(&self) -> TargetKey {
-        self.booking.key
+        self.key
     }
 
     /// Renews the lease on a new piece of the answer; `generated`: output tokens so far.
-    pub fn renew(&self, generated: u64) {
-        let booking = &self.booking;
-        booking.renewed.set(booking.table.now());
-        let grew = booking.generated.replace(generated) != generated;
-        if grew || booking.counted.get().is_none() {
-            booking.count();
-        }
+    pub fn renew(&mut self, generated: u64) {
+        self.generated = generated;
+        self.table
+            .renew_answer(self.lease, self.answer.held(generated));
     }
 
     /// Moves the charge to the worker that actually serves, after the proxy has failed over there.
     pub fn moved_to(self, key: TargetKey, ledger: &mut Ledger) -> Self {
-        if self.target() == key && ledger.has(key, self.booking.slot) {
+        if self.key == key && ledger.has(key, self.slot) {
             return self;
         }
-        let moved = ledger.charge_decode(key, self.booking.answer);
-        moved.renew(self.booking.generated.get());
+        let mut moved = ledger.charge_decode(key, self.answer);
+        moved.renew(self.generated);
         moved
+    }
+}
+
+impl Drop for DecodeCharge {
+    fn drop(&mut self) {
+        self.table.end_answer(self.lease);
     }
 }

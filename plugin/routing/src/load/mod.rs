@@ -6,18 +6,20 @@
 
 mod answer;
 mod backlog;
+mod observed;
 mod rate;
 mod table;
 mod threads;
 
 pub use answer::{BookedAnswer, DecodeCharge, Occupied};
+pub use observed::{ObservedRates, RateCache};
 pub use rate::PrefillRate;
 pub(crate) use rate::middle;
 pub(crate) use table::as_u32;
 pub use table::{Load, LoadSnapshot, LoadSnapshots};
 pub use threads::{ExternalLoad, ThreadLoad};
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -35,7 +37,7 @@ pub struct Ledger {
     retired: Vec<usize>,
     /// Slots on which other VMs have bookings, as last received.
     shared_slots: Vec<usize>,
-    table: Rc<LoadTable>,
+    table: Arc<LoadTable>,
 }
 
 impl Ledger {
@@ -65,7 +67,7 @@ impl Ledger {
         let slot = self.slot(key);
         PrefillCharge {
             ticket: self.table.push(slot, tokens),
-            table: Rc::clone(&self.table),
+            table: Arc::clone(&self.table),
             slot,
         }
     }
@@ -85,7 +87,7 @@ impl Ledger {
     }
 
     /// This VM's bookings on a worker, over all its ranks.
-    pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
+    pub fn worker_load(&self, worker: &Arc<Worker>) -> Load {
         self.sum(worker, |slot| self.table.load(slot))
     }
 
@@ -170,7 +172,7 @@ impl Ledger {
 #[derive(Debug)]
 #[must_use = "dropping a charge ends it"]
 pub struct PrefillCharge {
-    table: Rc<LoadTable>,
+    table: Arc<LoadTable>,
     slot: usize,
     ticket: Ticket,
 }

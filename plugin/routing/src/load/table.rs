@@ -1,10 +1,11 @@
 //! Owns the load table: the load of each worker rank, and the totals over all ranks.
 
-use std::cell::{Ref, RefCell};
-use std::rc::Weak;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use super::answer::{Booking, Occupied, PARTS};
+use hashbrown::HashMap;
+
+use super::answer::{Occupied, PARTS};
 use super::backlog::{Backlog, BacklogReading, Ticket};
 use super::rate::{PrefillRate, RateSamples};
 use super::threads::{ExternalLoad, ThreadLoad, ThreadLoads};
@@ -137,7 +138,7 @@ pub(crate) fn as_u32(number: u64) -> u32 {
 
 /// All rows of the load table at one moment.
 pub struct LoadSnapshots<'b> {
-    rows: Ref<'b, Rows>,
+    rows: RwLockReadGuard<'b, Rows>,
     /// Seconds since 1970.
     now: f64,
     rate: Option<PrefillRate>,
@@ -212,13 +213,10 @@ impl LoadTotals {
     }
 }
 
-/// The load table, shared by the ledger and the bookings that free themselves. No borrow outlives a call, but that of
+/// The load table, shared by the ledger and the charges that free themselves. No guard outlives a call, but that of
 /// [`LoadSnapshots`].
 #[derive(Debug, Default)]
-pub(super) struct LoadTable {
-    rows: RefCell<Rows>,
-    answers: RefCell<Leases>,
-}
+pub(super) struct LoadTable(RwLock<Rows>);
 
 /// The rows of the load table: one a slot, in lists of what is read together.
 #[derive(Debug, Default)]
@@ -228,38 +226,29 @@ struct Rows {
     rows: Vec<LoadRow>,
     records: Vec<RateSamples>,
     sums: LoadTotals,
+    leases: Leases,
 }
 
 /// Interval of the scan for charges that are no longer renewed.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// The answers under way, as weak references.
+/// The answers under way.
 #[derive(Debug, Default)]
 struct Leases {
-    all: Vec<Weak<Booking>>,
-    /// Length at which ended answers are dropped.
-    room: usize,
+    by_number: HashMap<u64, Lease>,
+    begun: u64,
     /// Time of the last scan for charges that are no longer renewed.
     looked_at: Duration,
 }
 
-impl Leases {
-    fn add(&mut self, booking: Weak<Booking>) {
-        if self.all.len() >= self.room {
-            self.all.retain(|lease| lease.strong_count() > 0);
-            self.room = self.all.len().saturating_mul(2).saturating_add(64);
-        }
-        self.all.push(booking);
-    }
-
-    /// Whether a scan is due at `now`.
-    fn is_due(&mut self, now: Duration) -> bool {
-        let is_due = now.saturating_sub(self.looked_at) >= LOOK;
-        if is_due {
-            self.looked_at = now;
-        }
-        is_due
-    }
+/// One answer under way.
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    slot: usize,
+    key: TargetKey,
+    renewed: Duration,
+    /// The counted load; none after the lease has expired, or if the worker has left.
+    counted: Option<Occupied>,
 }
 
 impl Rows {
@@ -267,6 +256,61 @@ impl Rows {
     fn advance(&mut self, now: Duration) -> Duration {
         self.now = now.max(self.now);
         self.now
+    }
+
+    /// Stops counting charges that have not been renewed since `then`.
+    fn expire(&mut self, then: Duration) {
+        for slot in 0..self.worker_loads.len() {
+            let now = self.now;
+            self.change(slot, |worker_load| worker_load.backlog.expire(then, now));
+        }
+        let leases = self.leases.by_number.iter();
+        let late = leases.filter(|(_, lease)| lease.renewed < then);
+        let late: Vec<u64> = late.map(|(number, _)| *number).collect();
+        for number in late {
+            self.count(number, None);
+        }
+    }
+
+    fn begin(&mut self, slot: usize, key: TargetKey, held: Occupied) -> u64 {
+        let number = self.leases.begun;
+        self.leases.begun = number.wrapping_add(1);
+        let lease = Lease {
+            slot,
+            key,
+            renewed: self.now,
+            counted: None,
+        };
+        self.leases.by_number.insert(number, lease);
+        self.count(number, Some(held));
+        number
+    }
+
+    /// Counts an answer as `held` in place of what is counted of it, unless its worker has left meanwhile.
+    fn count(&mut self, number: u64, held: Option<Occupied>) {
+        let Some(Lease {
+            slot, key, counted, ..
+        }) = self.leases.by_number.get(&number).copied()
+        else {
+            return;
+        };
+        if held == counted {
+            return;
+        }
+        let now_counted = self.change(slot, |worker_load| {
+            let begins = counted.is_none();
+            if begins && worker_load.key != Some(key) {
+                return None;
+            }
+            let (from, to) = (counted.unwrap_or_default(), held.unwrap_or_default());
+            worker_load.decoding = worker_load.decoding.moved(from, to);
+            let others = worker_load.decodes.saturating_sub(u64::from(!begins));
+            worker_load.decodes = others.saturating_add(u64::from(held.is_some()));
+            held
+        });
+        if let Some(lease) = self.leases.by_number.get_mut(&number) {
+            lease.counted = now_counted.flatten();
+        }
     }
 
     /// Changes the load from elsewhere: not booked by this VM, so not part of the totals.
@@ -297,32 +341,34 @@ impl Rows {
 }
 
 impl LoadTable {
+    fn read(&self) -> RwLockReadGuard<'_, Rows> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Rows> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn now(&self) -> Duration {
-        self.rows.borrow().now
+        self.read().now
     }
 
     /// Advances the clock, and expires charges that have not been renewed for `patience`.
     pub(super) fn advance(&self, now: Duration, patience: Duration) {
-        let now = self.rows.borrow_mut().advance(now);
-        if !self.answers.borrow_mut().is_due(now) {
+        let mut table = self.write();
+        let now = table.advance(now);
+        if now.saturating_sub(table.leases.looked_at) < LOOK {
             return;
         }
-        let Some(then) = now.checked_sub(patience) else {
-            return;
-        };
-        let slots = self.rows.borrow().worker_loads.len();
-        for slot in 0..slots {
-            self.change(slot, |worker_load| worker_load.backlog.expire(then, now));
-        }
-        let answers: Vec<Weak<Booking>> = self.answers.borrow().all.clone();
-        for booking in answers.iter().filter_map(Weak::upgrade) {
-            booking.expire(then);
+        table.leases.looked_at = now;
+        if let Some(then) = now.checked_sub(patience) {
+            table.expire(then);
         }
     }
 
     /// Adds a slot, which must be opened before use.
     pub(super) fn add(&self) -> usize {
-        let mut table = self.rows.borrow_mut();
+        let mut table = self.write();
         table.worker_loads.push(WorkerLoad::default());
         table.rows.push(LoadRow::default());
         table.records.push(RateSamples::default());
@@ -340,13 +386,13 @@ impl LoadTable {
     }
 
     pub(super) fn close(&self, slot: usize) {
-        if let Some(worker_load) = self.rows.borrow_mut().worker_loads.get_mut(slot) {
+        if let Some(worker_load) = self.write().worker_loads.get_mut(slot) {
             worker_load.key = None;
         }
     }
 
     pub(super) fn load(&self, slot: usize) -> Load {
-        let table = self.rows.borrow();
+        let table = self.read();
         let worker_load = table.worker_loads.get(slot);
         worker_load
             .map(|worker_load| LoadTotals::of(worker_load).load())
@@ -354,7 +400,7 @@ impl LoadTable {
     }
 
     pub(super) fn elsewhere(&self, slot: usize) -> ThreadLoads {
-        let table = self.rows.borrow();
+        let table = self.read();
         let worker_load = table.worker_loads.get(slot);
         worker_load
             .map(|worker_load| worker_load.elsewhere)
@@ -379,7 +425,7 @@ impl LoadTable {
         &self,
         rate_of: impl Fn(usize) -> (Option<PrefillRate>, f64),
     ) -> Vec<ThreadLoad> {
-        let table = self.rows.borrow();
+        let table = self.read();
         let now = table.now.as_secs_f64();
         let share = |(slot, worker_load): (usize, &WorkerLoad)| {
             let key = worker_load.key?;
@@ -403,18 +449,18 @@ impl LoadTable {
     }
 
     pub(super) fn mean_prompt_tokens(&self) -> f64 {
-        let table = self.rows.borrow();
+        let table = self.read();
         let records = table.records.iter().copied();
         let all = records.fold(RateSamples::default(), RateSamples::plus);
         all.mean_tokens()
     }
 
     pub(super) fn total(&self) -> Load {
-        self.rows.borrow().sums.load()
+        self.read().sums.load()
     }
 
     pub(super) fn snapshots(&self, rate: Option<PrefillRate>) -> LoadSnapshots<'_> {
-        let rows = self.rows.borrow();
+        let rows = self.read();
         LoadSnapshots {
             now: rows.now.as_secs_f64(),
             rows,
@@ -423,7 +469,7 @@ impl LoadTable {
     }
 
     pub(super) fn slowness(&self, slot: usize, rate: Option<PrefillRate>) -> f64 {
-        let table = self.rows.borrow();
+        let table = self.read();
         match (rate, table.records.get(slot)) {
             (Some(rate), Some(record)) => rate.slowness(record, table.now.as_secs_f64()),
             _ => 1.0,
@@ -431,7 +477,7 @@ impl LoadTable {
     }
 
     pub(super) fn rate(&self, slots: impl Iterator<Item = usize> + Clone) -> Option<PrefillRate> {
-        let table = self.rows.borrow();
+        let table = self.read();
         let records = slots.filter_map(|slot| table.records.get(slot).copied());
         PrefillRate::of_most(records)
     }
@@ -443,7 +489,7 @@ impl LoadTable {
     }
 
     pub(super) fn finish(&self, slot: usize, ticket: Ticket, now: Duration) {
-        let now = self.rows.borrow_mut().advance(now);
+        let now = self.write().advance(now);
         self.change(slot, |worker_load| worker_load.backlog.finish(ticket, now));
     }
 
@@ -452,41 +498,32 @@ impl LoadTable {
         self.change(slot, |worker_load| worker_load.backlog.cancel(ticket, now));
     }
 
-    pub(super) fn lease(&self, booking: Weak<Booking>) {
-        self.answers.borrow_mut().add(booking);
+    /// Counts a new answer; returns the number of its lease.
+    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Occupied) -> u64 {
+        self.write().begin(slot, key, held)
     }
 
-    /// Counts an answer, new or renewed after its expiry, unless its worker has left.
-    pub(super) fn begin_answer(&self, slot: usize, key: TargetKey, held: Occupied) -> bool {
-        let begun = self.change(slot, |worker_load| {
-            if worker_load.key != Some(key) {
-                return false;
-            }
-            worker_load.decoding = worker_load.decoding.plus(held);
-            worker_load.decodes = worker_load.decodes.saturating_add(1);
-            true
-        });
-        begun.unwrap_or(false)
+    /// Renews a lease, and counts the answer again if the lease had expired.
+    pub(super) fn renew_answer(&self, number: u64, held: Occupied) {
+        let mut table = self.write();
+        let now = table.now;
+        if let Some(lease) = table.leases.by_number.get_mut(&number) {
+            lease.renewed = now;
+        }
+        table.count(number, Some(held));
     }
 
-    pub(super) fn change_answer(&self, slot: usize, before: Occupied, held: Occupied) {
-        self.change(slot, |worker_load| {
-            worker_load.decoding = worker_load.decoding.moved(before, held);
-        });
-    }
-
-    pub(super) fn end_answer(&self, slot: usize, held: Occupied) {
-        self.change(slot, |worker_load| {
-            worker_load.decoding = worker_load.decoding.moved(held, Occupied::default());
-            worker_load.decodes = worker_load.decodes.saturating_sub(1);
-        });
+    pub(super) fn end_answer(&self, number: u64) {
+        let mut table = self.write();
+        table.count(number, None);
+        table.leases.by_number.remove(&number);
     }
 
     fn change_elsewhere(&self, slot: usize, change: impl FnOnce(&mut ThreadLoads)) {
-        self.rows.borrow_mut().change_elsewhere(slot, change);
+        self.write().change_elsewhere(slot, change);
     }
 
     fn change<T>(&self, slot: usize, change: impl FnOnce(&mut WorkerLoad) -> T) -> Option<T> {
-        self.rows.borrow_mut().change(slot, change)
+        self.write().change(slot, change)
     }
 }

@@ -51,11 +51,11 @@ fn a_worker_that_left_is_forgotten_when_its_last_charge_ends() {
 #[test]
 fn an_answer_grows_by_blocks_and_shrinks_towards_its_expected_end() {
     let mut ledger = Ledger::default();
-    let open = ledger.charge_decode(key(1), answer(32));
+    let mut open = ledger.charge_decode(key(1), answer(32));
     open.renew(16);
     assert_eq!(ledger.load(key(1)).decode_blocks, 3);
     drop(open);
-    let bounded = ledger.charge_decode(
+    let mut bounded = ledger.charge_decode(
         key(1),
         BookedAnswer {
             expected_tokens: Some(64),
@@ -82,8 +82,8 @@ fn a_lease_lasts_while_chunks_come_and_counts_again_when_they_come_again() {
     let mut ledger = Ledger::default();
     let at = |s: u64| Duration::from_secs(s);
     ledger.advance(at(1000), PATIENCE);
-    let stream = ledger.charge_decode(key(1), answer(16));
-    let silent = ledger.charge_decode(key(1), answer(16));
+    let mut stream = ledger.charge_decode(key(1), answer(16));
+    let mut silent = ledger.charge_decode(key(1), answer(16));
     let prompt = ledger.charge_prefill(key(2), 50);
     for s in (1010..1700).step_by(10) {
         ledger.advance(at(s), PATIENCE);
@@ -102,7 +102,7 @@ fn a_lease_lasts_while_chunks_come_and_counts_again_when_they_come_again() {
 fn one_that_comes_to_life_again_is_not_counted_on_another_worker() {
     let mut ledger = Ledger::default();
     ledger.advance(Duration::from_secs(1000), PATIENCE);
-    let silent = ledger.charge_decode(key(1), answer(16));
+    let mut silent = ledger.charge_decode(key(1), answer(16));
     ledger.advance(Duration::from_secs(2000), PATIENCE);
     ledger.keep(&Fleet::default());
     assert_eq!(ledger.slot(key(2)), 0);
@@ -210,7 +210,7 @@ fn take(step: Step, ledger: &mut Ledger, open: &mut Vec<Charge>) {
             }
         }
         Step::Write(index, tokens) => {
-            if let Some(Charge::Decode(charge)) = at(index, open).map(|index| &open[index]) {
+            if let Some(Charge::Decode(charge)) = at(index, open).map(|index| &mut open[index]) {
                 charge.renew(tokens);
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! Own, shared and external load are three separate numbers, and none is ever corrected by another. A choice reads their sum.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::answer::{Occupied, PARTS};
 use super::table::Load;
@@ -130,7 +130,7 @@ impl Ledger {
     }
 
     /// Bookings of other VMs on a worker, over all its ranks.
-    pub fn worker_load_elsewhere(&self, worker: &Rc<Worker>) -> Load {
+    pub fn worker_load_elsewhere(&self, worker: &Arc<Worker>) -> Load {
         self.sum(worker, |slot| self.table.elsewhere(slot).load())
     }
 
@@ -141,7 +141,7 @@ impl Ledger {
     }
 
     /// The same for a worker, over all its ranks.
-    pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
+    pub fn worker_load_in_all(&self, worker: &Arc<Worker>) -> Load {
         self.sum(worker, |slot| self.in_all(slot))
     }
 
@@ -155,7 +155,7 @@ impl Ledger {
         self.table.load(slot).plus(elsewhere)
     }
 
-    pub(super) fn sum(&self, worker: &Rc<Worker>, load: impl Fn(usize) -> Load) -> Load {
+    pub(super) fn sum(&self, worker: &Arc<Worker>, load: impl Fn(usize) -> Load) -> Load {
         let keys = worker.targets().map(|target: Target| target.key());
         let slots = keys.filter_map(|key| self.slots.get(&key).copied());
         slots.fold(Load::default(), |sum, slot| sum.plus(load(slot)))

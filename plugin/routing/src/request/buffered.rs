@@ -1,6 +1,6 @@
 //! Owns a parsed request together with its body: kept while a request waits, so that nothing is read twice.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::{Fault, Generation, Request, Sequences};
 use crate::json::ObjectSpans;
@@ -16,7 +16,7 @@ pub struct BufferedRequest {
 #[derive(Debug, Clone)]
 pub struct ParsedRequest {
     generation: Generation,
-    model: Rc<str>,
+    model: Arc<str>,
     prompt_tokens: u64,
     spans: ObjectSpans,
     sequences: Sequences,
@@ -31,7 +31,7 @@ impl Request<'_> {
     pub fn parsed(&self) -> ParsedRequest {
         ParsedRequest {
             generation: self.generation,
-            model: Rc::clone(&self.model),
+            model: Arc::clone(&self.model),
             prompt_tokens: self.prompt_tokens,
             spans: self.body.spans(),
             sequences: self.sequences,
@@ -57,7 +57,7 @@ impl BufferedRequest {
         let parsed = &self.parsed;
         Request {
             generation: parsed.generation,
-            model: Rc::clone(&parsed.model),
+            model: Arc::clone(&parsed.model),
             prompt_tokens: parsed.prompt_tokens,
             body: parsed.spans.over(&self.body),
             sequences: parsed.sequences,

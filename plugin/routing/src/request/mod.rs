@@ -21,7 +21,7 @@ pub use parts::Part;
 pub use sequences::{Prompts, Sequences};
 
 use std::borrow::Cow;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use memchr::memmem;
 use percent_encoding::percent_decode;
@@ -225,7 +225,7 @@ pub struct Request<'a> {
     /// The interface of the request.
     pub generation: Generation,
     /// The requested model; empty where the interface has none.
-    pub model: Rc<str>,
+    pub model: Arc<str>,
     /// An estimate of the prompt's length: one token per four bytes, or the number of token ids.
     pub prompt_tokens: u64,
     /// The members that a hand-off may edit.

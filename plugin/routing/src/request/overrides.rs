@@ -3,7 +3,7 @@
 //! Overrides come in headers (both spellings) or in the body's `nvext`; headers win. Ids are decimal, unsigned, of 64 bits.
 //! A header that cannot be read counts as absent, as in Dynamo.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hashbrown::HashSet;
 use serde::Deserialize;
@@ -35,7 +35,7 @@ pub struct RoutingOverrides {
     /// The worker that answers, where no decode worker is named: it decodes, or runs the whole request.
     pub backend: Option<WorkerId>,
     /// The only workers that may be picked, by id, whatever their role; none: all.
-    pub allowed: Option<Rc<HashSet<WorkerId>>>,
+    pub allowed: Option<Arc<HashSet<WorkerId>>>,
     /// Taints that the decode worker must and should carry.
     pub constraints: Constraints,
     /// The prompt as token ids, where the caller has them.
@@ -265,7 +265,7 @@ impl RoutingOverrides {
                 .map(WorkerId),
             allowed: said
                 .allowed_worker_ids
-                .map(|ids| Rc::new(ids.into_iter().map(WorkerId).collect())),
+                .map(|ids| Arc::new(ids.into_iter().map(WorkerId).collect())),
             constraints: said.constraints,
             token_data: said.token_data,
             hints: said.hints,

@@ -1,7 +1,7 @@
 //! Owns the types for what follows from the prefill answer.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::prefill::PrefillPhase;
 use super::{Dispatch, Fallback, Refusal};
@@ -43,7 +43,7 @@ pub enum AfterPrefill {
         /// The decode leg.
         dispatch: Dispatch,
         /// The decode worker and its rank: another one than picked, if that has left.
-        target: (Rc<Worker>, TargetKey),
+        target: (Arc<Worker>, TargetKey),
         /// The staged KV, to be kept with the assignment.
         staged: Staged,
     },

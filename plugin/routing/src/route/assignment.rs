@@ -1,6 +1,6 @@
 //! Owns the assignment: what a client's stream occupies while it lasts.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::notes::Facts;
@@ -15,9 +15,9 @@ use crate::outcome::Leg;
 #[derive(Debug, Default)]
 pub struct Assignment {
     /// The prefill worker, if there is one.
-    pub prefill: Option<Rc<Worker>>,
+    pub prefill: Option<Arc<Worker>>,
     /// The worker that answers; none for a plain request.
-    pub decode: Option<Rc<Worker>>,
+    pub decode: Option<Arc<Worker>>,
     /// Why the request is not disaggregated although the pool is configured for it.
     pub fallback: Option<Fallback>,
     /// What the request is counted under.
@@ -76,7 +76,7 @@ impl Assignment {
 
     /// Renews the decode charge on a new piece of the answer; `tokens`: output tokens so far.
     pub fn generated(&mut self, tokens: u64) {
-        if let Some(charge) = &self.decode_charge {
+        if let Some(charge) = &mut self.decode_charge {
             charge.renew(tokens);
         }
     }

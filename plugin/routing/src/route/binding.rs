@@ -2,7 +2,7 @@
 //! for Mooncake, the ids of the engines.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -27,7 +27,7 @@ pub fn queries_workers(pool: &Pool) -> bool {
 #[derive(Debug, Clone)]
 pub struct Question {
     /// The queried worker.
-    pub worker: Rc<Worker>,
+    pub worker: Arc<Worker>,
     /// The proxy's cluster that the server is a member of.
     pub cluster: String,
     /// The server's address.
@@ -85,7 +85,7 @@ impl Bindings {
             .collect()
     }
 
-    fn question(&self, pool: &Pool, binder: &dyn Binder, worker: &Rc<Worker>) -> Option<Question> {
+    fn question(&self, pool: &Pool, binder: &dyn Binder, worker: &Arc<Worker>) -> Option<Question> {
         let is_bound = self.0.contains_key(&worker.id);
         let query = binder.query(worker.address?, known_port(pool, worker))?;
         let cluster = match binder.cluster() {
@@ -93,7 +93,7 @@ impl Bindings {
             QueriedCluster::Bootstrap => &pool.clusters.bootstrap,
         };
         Some(Question {
-            worker: Rc::clone(worker),
+            worker: Arc::clone(worker),
             cluster: cluster.clone(),
             destination: query.destination,
             path: query.path,

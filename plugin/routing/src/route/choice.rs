@@ -1,6 +1,6 @@
 //! Owns the choice of workers for a model key: a pair, or one that runs the request aggregated.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::chooser::Ranks;
 use super::eligible::{
@@ -13,7 +13,7 @@ use super::selection_request::{Admit, Demand, SelectionContext, task};
 use super::{Assignment, Refusal, Router, dispatch};
 use crate::config::Pool;
 use crate::fleet::{Role, Target, TargetKey, Worker};
-use crate::load::{DecodeCharge, Ledger, PrefillCharge};
+use crate::load::{DecodeCharge, Ledger, ObservedRates, PrefillCharge};
 use crate::rendezvous::NotServed;
 use crate::request::overrides::header_for;
 use crate::selection::Random;
@@ -178,10 +178,10 @@ pub(super) fn choose_pair(
 }
 
 /// The decode worker named by the caller, if it is one: only a prefill worker that may hand over to it is eligible.
-pub(super) fn named_decode(router: &Router, context: &SelectionContext<'_>) -> Option<Rc<Worker>> {
+pub(super) fn named_decode(router: &Router, context: &SelectionContext<'_>) -> Option<Arc<Worker>> {
     let named = context.overrides.decode_pin().worker?;
     let worker = router.workers.fleet().get(named)?;
-    (worker.role == Role::Decode && context.key.holds(worker)).then(|| Rc::clone(worker))
+    (worker.role == Role::Decode && context.key.holds(worker)).then(|| Arc::clone(worker))
 }
 
 /// Takes a choice: moves the cursor on, and begins the trial of an ejected worker, unless the caller named the worker,
@@ -217,7 +217,7 @@ fn decode_credit(pool: &Pool) -> DecodeCredit {
 pub(super) fn choose_prefill(
     router: &mut Router,
     context: &SelectionContext<'_>,
-    decode: Option<&Rc<Worker>>,
+    decode: Option<&Arc<Worker>>,
     step: Step,
 ) -> Result<Chosen, Refusal> {
     let eligible = prefill_candidates(router, context, decode, step)?;
@@ -231,7 +231,7 @@ pub(super) fn choose_prefill(
 fn prefill_candidates(
     router: &Router,
     context: &SelectionContext<'_>,
-    decode: Option<&Rc<Worker>>,
+    decode: Option<&Arc<Worker>>,
     step: Step,
 ) -> Result<Eligible, Refusal> {
     let pin = context.overrides.prefill;
@@ -285,7 +285,7 @@ pub(super) fn choose_decode(
 pub(super) fn replace_decode(
     router: &mut Router,
     context: &SelectionContext<'_>,
-    prefill: &Rc<Worker>,
+    prefill: &Arc<Worker>,
 ) -> Result<(Chosen, Vec<Target>), Refusal> {
     let constraints = constraints(context, prefill)?;
     let (decode, others) = choose_decode(router, context, &constraints)?;
@@ -377,7 +377,10 @@ fn pick(
     if prefers && !policy.goes_by_cost() {
         eligible = most_preferred(members, eligible, wanted);
     }
-    let (rate, slowness) = context.model_workers.rate(role, ledger);
+    let ObservedRates {
+        common: rate,
+        slowness,
+    } = context.model_workers.rates(role, ledger);
     let ranks = Ranks {
         members,
         slowness: &slowness,

@@ -1,6 +1,6 @@
 //! Owns eligibility for a request, filter by filter: the demands of the model key, of the request and of the workers' own state.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::choice::Step;
 use super::model_workers::{ModelWorkers, RankSlot};
@@ -112,7 +112,7 @@ fn narrow_further(
         && context.model_workers.has_adapters
     {
         // Any worker can load the adapter, at a cost.
-        let has = |worker: &Rc<Worker>| worker.adapters.iter().any(|own| **own == **adapter);
+        let has = |worker: &Arc<Worker>| worker.adapters.iter().any(|own| **own == **adapter);
         left = left.prefer(|index| worker(index).is_some_and(has));
     }
     Ok(left)
@@ -246,9 +246,9 @@ pub(super) fn on_rank(
 /// Whether a prefill worker may hand over to the picked decode worker, or without one to any of this model key; the error
 /// gives the reason.
 pub(super) fn hands_over(
-    prefill: &Rc<Worker>,
+    prefill: &Arc<Worker>,
     context: &SelectionContext<'_>,
-    decode: Option<&Rc<Worker>>,
+    decode: Option<&Arc<Worker>>,
 ) -> Result<(), String> {
     let ModelWorkers { workers, .. } = &*context.model_workers;
     let derived = topology::constraints(prefill, workers.iter().map(|worker| &**worker))

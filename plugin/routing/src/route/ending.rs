@@ -2,7 +2,7 @@
 //! between.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::choice::replace_decode;
@@ -35,7 +35,7 @@ impl Router {
             worker: worker.id,
             ..planned
         };
-        let worker = Rc::clone(worker);
+        let worker = Arc::clone(worker);
         self.move_charge(assignment, &worker, target);
     }
 
@@ -44,7 +44,7 @@ impl Router {
     pub fn assign_decode(
         &mut self,
         assignment: &mut Assignment,
-        worker: &Rc<Worker>,
+        worker: &Arc<Worker>,
         target: TargetKey,
         staged: Staged,
     ) {
@@ -54,10 +54,10 @@ impl Router {
         self.move_charge(assignment, worker, target);
     }
 
-    fn move_charge(&mut self, assignment: &mut Assignment, worker: &Rc<Worker>, to: TargetKey) {
+    fn move_charge(&mut self, assignment: &mut Assignment, worker: &Arc<Worker>, to: TargetKey) {
         if let Some(charge) = assignment.decode_charge.take() {
             assignment.decode_charge = Some(charge.moved_to(to, &mut self.ledger));
-            assignment.decode = Some(Rc::clone(worker));
+            assignment.decode = Some(Arc::clone(worker));
         }
     }
 
@@ -66,7 +66,7 @@ impl Router {
     pub fn leg_ended(&mut self, assignment: &mut Assignment, came: Came) -> Meaning {
         let leg = assignment.leg(self.pool.rules());
         let trail = assignment.trail.clone().unwrap_or_default();
-        let meaning = judge(leg, came, trail.borrow().before(leg));
+        let meaning = judge(leg, came, trail.get().before(leg));
         if let Some(recovery) = &mut assignment.recovery
             && !came.proves_unbegun()
         {
@@ -83,7 +83,7 @@ impl Router {
             came,
         };
         self.blame(meaning.blame, &call, &trail);
-        trail.borrow_mut().ended(leg, worker.id, came);
+        trail.get().ended(leg, worker.id, came);
         if assignment.trail.is_none() {
             self.settle_trail(&trail);
         }

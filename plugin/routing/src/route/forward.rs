@@ -1,7 +1,7 @@
 //! Owns requests that are forwarded at once: to one worker that runs them aggregated, or to a pair whose prefill leg the
 //! backend calls.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::choice::{Pair, Step, Whole, choose_decode, choose_pair, pick_whole, take};
@@ -30,7 +30,7 @@ pub(super) fn forward_by_load(
     let keys: Vec<(ModelKey, ModelState)> =
         states.map(|(key, state)| (key.clone(), *state)).collect();
     let demand = Demand {
-        subset: subset.cloned().map(Rc::new),
+        subset: subset.cloned().map(Arc::new),
         ..Demand::nothing(router.pool.selection.kv)
     };
     // A pool with the policy "fail" runs no request aggregated.
@@ -67,13 +67,13 @@ pub(super) fn forward_decode(
     let (decode, others) = choose_decode(router, context, constraints)?;
     take(router, Role::Decode, context, &decode);
     let pool = &router.pool;
-    let snapshot = Rc::new(RetrySnapshot::of(context, request));
+    let snapshot = Arc::new(RetrySnapshot::of(context, request));
     let dispatch = Dispatch {
         patience: snapshot.patience(router, decode.target.worker.id, Duration::ZERO),
         ..Dispatch::to(&decode.target, &others, pool)
     };
     let assignment = Assignment {
-        trail: Some(Rc::clone(&snapshot.trail)),
+        trail: Some(snapshot.trail.clone()),
         decode_charge: Some(decode.charge_decode(context.demand, pool, &mut router.ledger)),
         // A hand-off can be used only once.
         recovery: Some(Recovery::new(snapshot, Way::Whole, RetryBudget::default())),
@@ -151,12 +151,12 @@ fn forward(
 ) -> Plan {
     // A request on an unknown path has no deadline, and must not be run twice.
     if let Some(request) = request.filter(|known| known.generation != Generation::Other) {
-        let snapshot = Rc::new(RetrySnapshot::of(context, request));
+        let snapshot = Arc::new(RetrySnapshot::of(context, request));
         let decode = assignment.decode.as_ref();
         let answers = decode.map_or(reads.worker, |worker| worker.id);
         dispatch.patience = snapshot.patience(router, answers, reading(router, reads));
         let budget = RetryBudget::of(&router.pool.decode);
-        assignment.trail = Some(Rc::clone(&snapshot.trail));
+        assignment.trail = Some(snapshot.trail.clone());
         assignment.recovery = Some(Recovery::new(snapshot, way, budget));
     }
     Plan::Forward(dispatch, assignment)

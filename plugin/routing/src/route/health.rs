@@ -7,7 +7,7 @@
 mod pairs;
 mod record;
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
@@ -40,7 +40,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ejection {
     /// The worker.
-    pub worker: Rc<Worker>,
+    pub worker: Arc<Worker>,
     /// Time until its trial.
     pub lasts: Duration,
 }
@@ -143,8 +143,8 @@ impl HealthRecords {
             Blame::PassedOver => Outcome::PassedOver,
             Blame::Unreachable => Outcome::Unreachable,
             Blame::BackPressure => Outcome::Overloaded,
-            Blame::Worker => return trail.borrow_mut().suspect(leg, worker, None, came),
-            Blame::Pair => return trail.borrow_mut().suspect(leg, worker, partner, came),
+            Blame::Worker => return trail.get().suspect(leg, worker, None, came),
+            Blame::Pair => return trail.get().suspect(leg, worker, partner, came),
         };
         self.record_outcome(&worker, outcome, at);
         // Behind a sidecar, either of the two may be the full one.
@@ -155,7 +155,7 @@ impl HealthRecords {
 
     /// A leg of a request has succeeded: its earlier failures are charged to the workers that failed it.
     pub(super) fn leg_succeeded(&mut self, trail: &SharedTrail, leg: Leg, at: Present<'_>) {
-        let suspects = trail.borrow_mut().succeeded(leg);
+        let suspects = trail.get().succeeded(leg);
         for suspect in suspects {
             if let (None, Some(worker)) = (suspect.partner, at.fleet.alive(&suspect.worker)) {
                 self.failed_what_was_served(worker, Row::Calls, at);
@@ -167,7 +167,7 @@ impl HealthRecords {
 
     /// A request has ended, and no worker has served what others failed: its suspicions are charged.
     pub(super) fn settle_trail(&mut self, trail: &SharedTrail, at: Present<'_>) {
-        let suspects = trail.borrow_mut().settle();
+        let suspects = trail.get().settle();
         for suspect in suspects {
             self.charge(suspect, at);
         }
@@ -252,7 +252,7 @@ impl HealthRecords {
         }
     }
 
-    fn record(&mut self, worker: &Rc<Worker>) -> &mut Record {
+    fn record(&mut self, worker: &Arc<Worker>) -> &mut Record {
         let record = self.records.entry(worker.id);
         record.or_insert_with(|| Record::new(worker))
     }
@@ -288,7 +288,7 @@ impl HealthRecords {
     }
 
     /// A worker has failed a request that another one has served.
-    fn failed_what_was_served(&mut self, worker: &Rc<Worker>, row: Row, at: Present<'_>) {
+    fn failed_what_was_served(&mut self, worker: &Arc<Worker>, row: Row, at: Present<'_>) {
         let record = self.record(worker);
         record.broken(at.now);
         record.peer_served();
@@ -297,7 +297,7 @@ impl HealthRecords {
 
     /// Counts a failure, and ejects the worker if the limit is reached, a peer is left, and less than half of its kind are
     /// ejected already.
-    fn failed(&mut self, worker: &Rc<Worker>, row: Row, at: Present<'_>) {
+    fn failed(&mut self, worker: &Arc<Worker>, row: Row, at: Present<'_>) {
         let Some(record) = self.records.get_mut(&worker.id) else {
             return;
         };
@@ -317,7 +317,7 @@ impl HealthRecords {
         }
         let lasts = record.eject(row, &self.rules, at.now);
         self.ejections.push(Ejection {
-            worker: Rc::clone(worker),
+            worker: Arc::clone(worker),
             lasts,
         });
     }

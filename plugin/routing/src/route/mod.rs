@@ -58,7 +58,7 @@ pub use reports::Report;
 pub use selection_request::SelectionRequest;
 pub use waiting::{QueueTicket, QueuedRequest};
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admission::Waiting;
@@ -402,18 +402,18 @@ impl Router {
     }
 
     /// This VM's bookings on a worker, over all its ranks.
-    pub fn worker_load(&self, worker: &Rc<Worker>) -> Load {
+    pub fn worker_load(&self, worker: &Arc<Worker>) -> Load {
         self.ledger.worker_load(worker)
     }
 
     /// Bookings of other VMs on a worker, over all its ranks, as last received.
-    pub fn worker_load_elsewhere(&self, worker: &Rc<Worker>) -> Load {
+    pub fn worker_load_elsewhere(&self, worker: &Arc<Worker>) -> Load {
         self.ledger.worker_load_elsewhere(worker)
     }
 
     /// The load of a worker over all its ranks, from all sources: this VM, the other VMs as last received, and the engine's
     /// external load.
-    pub fn worker_load_in_all(&self, worker: &Rc<Worker>) -> Load {
+    pub fn worker_load_in_all(&self, worker: &Arc<Worker>) -> Load {
         self.ledger.worker_load_in_all(worker)
     }
 
@@ -429,7 +429,7 @@ impl Router {
     }
 
     /// KV blocks that a worker is estimated to hold, over all its ranks.
-    pub fn remembered_blocks(&self, worker: &Rc<Worker>) -> usize {
+    pub fn remembered_blocks(&self, worker: &Arc<Worker>) -> usize {
         self.prefixes.held(worker)
     }
 

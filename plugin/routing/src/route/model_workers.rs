@@ -1,13 +1,11 @@
 //! Owns the workers of a model key by role, listed once for each fleet, so that a choice needs no look-up.
 
-use std::cell::{Cell, Ref, RefCell};
-use std::rc::Rc;
-use std::time::Duration;
+use std::sync::Arc;
 
 use super::reports::Reports;
 use crate::config::Pool;
 use crate::fleet::{Capacity, Condition, Fleet, Role, Target, Worker};
-use crate::load::{Ledger, PrefillRate};
+use crate::load::{Ledger, ObservedRates, RateCache};
 use crate::model_state::ModelKey;
 
 /// A worker rank, with its slot in the load table and the prefix index.
@@ -25,7 +23,7 @@ pub struct RankSlot {
 #[derive(Debug, Default)]
 pub struct ModelWorkers {
     /// All workers.
-    pub workers: Vec<Rc<Worker>>,
+    pub workers: Vec<Arc<Worker>>,
     prefill: Vec<RankSlot>,
     decode: Vec<RankSlot>,
     whole: Vec<RankSlot>,
@@ -38,16 +36,7 @@ pub struct ModelWorkers {
     /// Most tokens of a prompt and its answer together that a pair takes. A role with a worker of unknown limit is left out;
     /// none if both are.
     pub longest: Option<u64>,
-    observed: [Observed; Role::ALL.len()],
-}
-
-/// The prefill rate of the workers of a role, and when it was computed.
-#[derive(Debug, Default)]
-struct Observed {
-    at: Cell<Option<Duration>>,
-    rate: Cell<Option<PrefillRate>>,
-    /// Slowness of each worker against that rate, in the order of the rank slots.
-    slowness: RefCell<Vec<f32>>,
+    rates: [RateCache; Role::ALL.len()],
 }
 
 /// The most tokens that any of these takes; none if the limit of one is unknown.
@@ -55,9 +44,6 @@ fn longest(members: &[RankSlot]) -> Option<u64> {
     let limits = members.iter().map(|member| member.capacity.max_model_len);
     limits.collect::<Option<Vec<u64>>>()?.into_iter().max()
 }
-
-/// Time for which a computed prefill rate is reused: many prompts make up the rate, and it changes slowly.
-const RATE_LASTS: Duration = Duration::from_millis(20);
 
 impl ModelWorkers {
     pub(super) fn of(
@@ -91,7 +77,7 @@ impl ModelWorkers {
             if runs_whole(pool, worker) {
                 model_workers.whole.extend(members());
             }
-            model_workers.workers.push(Rc::clone(worker));
+            model_workers.workers.push(Arc::clone(worker));
         }
         let of_roles = [
             longest(&model_workers.prefill),
@@ -101,30 +87,15 @@ impl ModelWorkers {
         model_workers
     }
 
-    /// The common prefill rate of a role, none if unknown, and the slowness of each of its workers, in their order.
-    pub fn rate(&self, role: Role, ledger: &Ledger) -> (Option<PrefillRate>, Ref<'_, Vec<f32>>) {
-        let [of_prefill, of_decode, of_whole] = &self.observed;
-        let observed = match role {
+    /// The observed prefill rates of a role's workers, in their order.
+    pub fn rates(&self, role: Role, ledger: &Ledger) -> ObservedRates {
+        let [of_prefill, of_decode, of_whole] = &self.rates;
+        let cache = match role {
             Role::Prefill => of_prefill,
             Role::Decode => of_decode,
             Role::Aggregated => of_whole,
         };
-        let now = ledger.now();
-        let at = observed.at.get();
-        if at.is_none_or(|at| now.saturating_sub(at) >= RATE_LASTS) {
-            observed.at.set(Some(now));
-            self.observe(observed, role, ledger);
-        }
-        (observed.rate.get(), observed.slowness.borrow())
-    }
-
-    fn observe(&self, observed: &Observed, role: Role, ledger: &Ledger) {
-        let slots = self.of_role(role).iter().map(|member| member.slot);
-        let rate = ledger.rate(slots.clone());
-        observed.rate.set(rate);
-        let mut slowness = observed.slowness.borrow_mut();
-        slowness.clear();
-        slowness.extend(slots.map(|slot| ledger.slowness(slot, rate) as f32));
+        cache.rates(self.of_role(role).iter().map(|member| member.slot), ledger)
     }
 
     /// The rank slots of a role. `Aggregated` stands for all that run requests aggregated, of any role.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::mem::take;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -40,7 +40,7 @@ pub struct Tally {
 #[derive(Debug)]
 pub struct Picks {
     /// The worker.
-    pub worker: Rc<Worker>,
+    pub worker: Arc<Worker>,
     /// Number of picks.
     pub count: u64,
 }
@@ -49,7 +49,7 @@ pub struct Picks {
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
     /// The model that it was routed to, as served by workers; none: not routed, or its API names no model.
-    pub model: Option<Rc<str>>,
+    pub model: Option<Arc<str>>,
     /// Tokens of its prompt, as the router counts them: exact if they came as ids.
     pub prompt_tokens: u64,
 }
@@ -58,7 +58,7 @@ impl Facts {
     /// The facts of a request. The model is that of the model key, not the client's, so that its values are bounded.
     pub(super) fn of(key: &ModelKey, demand: &Demand) -> Self {
         Self {
-            model: key.model.as_deref().map(Rc::from),
+            model: key.model.as_deref().map(Arc::from),
             prompt_tokens: demand.prompt_tokens,
         }
     }
@@ -101,7 +101,7 @@ impl Notes {
         } = &mut self.tally;
         let worker = &chosen.target.worker;
         let picks = picks.entry((worker.id, role)).or_insert_with(|| Picks {
-            worker: Rc::clone(worker),
+            worker: Arc::clone(worker),
             count: 0,
         });
         picks.count = picks.count.saturating_add(1);
@@ -183,9 +183,9 @@ mod tests {
     use super::*;
     use crate::fleet::Target;
 
-    fn worker(address: &str) -> Rc<Worker> {
+    fn worker(address: &str) -> Arc<Worker> {
         let address = address.parse().unwrap();
-        Rc::new(Worker::new(WorkerId(1), Role::Prefill, Some(address)))
+        Arc::new(Worker::new(WorkerId(1), Role::Prefill, Some(address)))
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::after_prefill::{AbortLeg, AfterPrefill, CleanUpLeg, Client, PrefillEnd};
@@ -30,7 +30,7 @@ use crate::request::Request;
 /// A request whose prefill worker is being called. Consumed by the answer; its charge ends with the call.
 #[derive(Debug)]
 pub struct PrefillPhase {
-    snapshot: Rc<RetrySnapshot>,
+    snapshot: Arc<RetrySnapshot>,
     prefill: Chosen,
     decode: Chosen,
     others: Vec<Target>,
@@ -131,16 +131,16 @@ impl PrefillPhase {
         request: &Request<'_>,
         router: &mut Router,
     ) -> Plan {
-        let snapshot = Rc::new(RetrySnapshot::of(context, request));
+        let snapshot = Arc::new(RetrySnapshot::of(context, request));
         let Router { pool, ledger, .. } = router;
         let budget = RetryBudget::of(&pool.decode);
-        snapshot.trail.borrow_mut().placed();
+        snapshot.trail.get().placed();
         let assignment = Assignment {
-            trail: Some(Rc::clone(&snapshot.trail)),
-            prefill: Some(Rc::clone(&pair.prefill.target.worker)),
-            decode: Some(Rc::clone(&pair.decode.target.worker)),
+            trail: Some(snapshot.trail.clone()),
+            prefill: Some(Arc::clone(&pair.prefill.target.worker)),
+            decode: Some(Arc::clone(&pair.decode.target.worker)),
             decode_charge: Some(pair.decode.charge_decode(context.demand, pool, ledger)),
-            recovery: Some(Recovery::new(Rc::clone(&snapshot), Way::Pair, budget)),
+            recovery: Some(Recovery::new(Arc::clone(&snapshot), Way::Pair, budget)),
             ..Assignment::default()
         };
         let charge = pair.prefill.charge_prefill(context.demand, pool, ledger);
@@ -159,7 +159,7 @@ impl PrefillPhase {
     }
 
     /// The called worker.
-    pub fn worker(&self) -> &Rc<Worker> {
+    pub fn worker(&self) -> &Arc<Worker> {
         &self.prefill.target.worker
     }
 
@@ -231,7 +231,7 @@ impl PrefillPhase {
         let handoff = renewed(router, self.handoff.as_ref(), &next.target)?;
         let charge = next.charge_prefill(&self.snapshot.demand, &router.pool, &mut router.ledger);
         Some(Self {
-            snapshot: Rc::clone(&self.snapshot),
+            snapshot: Arc::clone(&self.snapshot),
             charge: Some(charge),
             timeout: deadline(router, next.key()),
             prefill: next,
@@ -267,7 +267,7 @@ impl PrefillPhase {
         let before = Before {
             // The call's answer is awaited no longer, and the leg can be aborted: the worker was sent an abort.
             called_off: client != Client::Waits && self.handoff.abort().is_some(),
-            ..trail.borrow().before(Leg::Prefill)
+            ..trail.get().before(Leg::Prefill)
         };
         let meaning = judge(Leg::Prefill, came, before);
         let worker = self.prefill.target.worker.incarnation();
@@ -280,7 +280,7 @@ impl PrefillPhase {
         router.blame(meaning.blame, &call, trail);
         match came {
             Came::Good => router.leg_succeeded(trail, Leg::Prefill),
-            _ => trail.borrow_mut().ended(Leg::Prefill, worker.id, came),
+            _ => trail.get().ended(Leg::Prefill, worker.id, came),
         }
         if client == Client::Left {
             router.settle_trail(trail);
@@ -296,7 +296,7 @@ impl PrefillPhase {
         if is_for_good {
             let worker = self.prefill.target.worker.id;
             let trail = &self.snapshot.trail;
-            trail.borrow_mut().leave_out(Leg::Prefill, worker);
+            trail.get().leave_out(Leg::Prefill, worker);
         }
     }
 
@@ -422,7 +422,7 @@ impl PrefillPhase {
         }
         AfterPrefill::Decode {
             dispatch: self.decode_leg(Some(staged.decode.clone()), Duration::ZERO, router),
-            target: (Rc::clone(&self.decode.target.worker), self.decode.key()),
+            target: (Arc::clone(&self.decode.target.worker), self.decode.key()),
             staged,
         }
     }
@@ -459,7 +459,7 @@ impl PrefillPhase {
             // The worker was there when it was named: the caller made no mistake.
             return Err(Refusal::NotServed(NotServed::NoDecode));
         }
-        let prefill = Rc::clone(&self.prefill.target.worker);
+        let prefill = Arc::clone(&self.prefill.target.worker);
         let context = self.snapshot.context(router, &[]);
         let (decode, others) = replace_decode(router, &context, &prefill)?;
         self.decode = decode;
@@ -470,7 +470,7 @@ impl PrefillPhase {
     fn clean_up(mut self, staged: Staged, router: &mut Router) -> AfterPrefill {
         let blocks = staged.blocks;
         // Any worker may fetch the blocks: the answer is not read.
-        let overrides = &mut Rc::make_mut(&mut self.snapshot).overrides;
+        let overrides = &mut Arc::make_mut(&mut self.snapshot).overrides;
         overrides.decode.worker = None;
         overrides.backend = None;
         if self.revalidate_decode(router).is_err() {
@@ -510,7 +510,7 @@ impl PrefillPhase {
             }
         }
         let refusal = Refusal::PrefillFailed {
-            tried: self.snapshot.trail.borrow().calls(Leg::Prefill),
+            tried: self.snapshot.trail.get().calls(Leg::Prefill),
             cause,
         };
         match self.order {
@@ -549,7 +549,7 @@ impl PrefillPhase {
     fn next_prefill(&self, besides: &[WorkerId], router: &mut Router) -> Option<Chosen> {
         let allowed = usize::try_from(router.pool.prefill.attempts).unwrap_or(usize::MAX);
         let is_named = self.snapshot.overrides.prefill.worker.is_some();
-        let trail = self.snapshot.trail.borrow();
+        let trail = self.snapshot.trail.get();
         let (calls, resets) = (trail.calls(Leg::Prefill), trail.before(Leg::Prefill).resets);
         drop(trail);
         // A named worker may have closed a connection that was kept alive: then it is tried again.
@@ -565,7 +565,7 @@ impl PrefillPhase {
             take(router, Role::Prefill, &context, &next);
             Some(next)
         })?;
-        self.snapshot.trail.borrow_mut().called(Leg::Prefill);
+        self.snapshot.trail.get().called(Leg::Prefill);
         Some(next)
     }
 

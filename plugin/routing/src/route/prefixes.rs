@@ -2,7 +2,7 @@
 //! be shared with other VMs.
 
 use std::mem::take;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -89,7 +89,7 @@ impl Prefixes {
     }
 
     /// Forgets the blocks of a worker that has presumably lost its cache.
-    pub(super) fn forget_cache(&mut self, worker: &Rc<Worker>) {
+    pub(super) fn forget_cache(&mut self, worker: &Arc<Worker>) {
         for target in worker.targets() {
             if let Some(opened) = self.opened.get(&target.key()) {
                 self.index.forget(opened.slot);
@@ -99,7 +99,7 @@ impl Prefixes {
     }
 
     /// KV blocks that a worker is estimated to hold, over all its ranks.
-    pub(super) fn held(&self, worker: &Rc<Worker>) -> usize {
+    pub(super) fn held(&self, worker: &Arc<Worker>) -> usize {
         let opened = |target| self.opened.get(&target);
         let slots = worker.targets().filter_map(|target| opened(target.key()));
         slots.map(|opened| self.index.held(opened.slot)).sum()
@@ -177,7 +177,7 @@ mod tests {
             br#"{"pools":[{"name":"p","protocol":"nixl","discovery":{"static":{"workers":[]}}}]}"#;
         let pool = Config::parse(document).unwrap().pools.remove(0);
         let (mut prefixes, mut ledger) = (Prefixes::new(&pool), Ledger::default());
-        let worker = Rc::new(Worker::new(WorkerId(1), Role::Prefill, None));
+        let worker = Arc::new(Worker::new(WorkerId(1), Role::Prefill, None));
         let target = Target::whole(&worker);
         prefixes.open([(target.key(), None)].into_iter(), &mut ledger);
         let chosen = Chosen {

@@ -2,7 +2,7 @@
 //! workers, or another aggregated worker, within the pool's budget.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::choice::{pick_whole, replace_decode};
@@ -19,7 +19,7 @@ use crate::request::Request;
 /// How a request would be retried.
 #[derive(Debug, Clone)]
 pub struct Recovery {
-    pub(super) snapshot: Rc<RetrySnapshot>,
+    pub(super) snapshot: Arc<RetrySnapshot>,
     way: Way,
     budget: RetryBudget,
     /// KV that prefill has computed, as long as its decode leg is not known to have begun.
@@ -89,7 +89,7 @@ pub(super) enum Way {
 
 impl Recovery {
     /// For a request that has just been placed for the first time.
-    pub(super) fn new(snapshot: Rc<RetrySnapshot>, way: Way, budget: RetryBudget) -> Self {
+    pub(super) fn new(snapshot: Arc<RetrySnapshot>, way: Way, budget: RetryBudget) -> Self {
         Self {
             snapshot,
             way,
@@ -145,14 +145,14 @@ fn place_same_bytes(
         Some((left_out, plan))
     })?;
     let trail = &recovery.snapshot.trail;
-    trail.borrow_mut().leave_all_out(failed.leg, &left_out);
+    trail.get().leave_all_out(failed.leg, &left_out);
     recovery.staged = None;
     Some(plan)
 }
 
 fn offer_again(
     router: &mut Router,
-    prefill: &Rc<Worker>,
+    prefill: &Arc<Worker>,
     recovery: &Recovery,
     staged: &Staged,
     left_out: &[(Leg, WorkerId)],
@@ -169,10 +169,10 @@ fn offer_again(
     dispatch.edits = Some(staged.decode.clone());
     dispatch.patience = snapshot.patience(router, decode.target.worker.id, Duration::ZERO);
     let assignment = Assignment {
-        prefill: Some(Rc::clone(prefill)),
+        prefill: Some(Arc::clone(prefill)),
         decode_charge: Some(decode.charge_decode(&snapshot.demand, pool, &mut router.ledger)),
         decode: Some(decode.target.worker),
-        trail: Some(Rc::clone(&snapshot.trail)),
+        trail: Some(snapshot.trail.clone()),
         recovery: Some(Recovery {
             way: Way::Pair,
             ..recovery.clone()
@@ -198,14 +198,14 @@ fn place_anew(
     for left_out in &ways_out {
         for base in &bases {
             let mut excluded = base.clone();
-            excluded.extend(snapshot.trail.borrow().left_out());
+            excluded.extend(snapshot.trail.get().left_out());
             excluded.extend(left_out.iter().map(|(_, worker)| *worker));
             let plan = place_again(router, snapshot, *way, &excluded, &request).ok();
             let Some(plan) = plan.and_then(|plan| to_others(plan, failed, &router.pool)) else {
                 continue;
             };
             let trail = &snapshot.trail;
-            trail.borrow_mut().leave_all_out(failed.leg, left_out);
+            trail.get().leave_all_out(failed.leg, left_out);
             return Some(plan);
         }
     }
@@ -229,13 +229,13 @@ pub(super) fn excluded(fleet: &Fleet, snapshot: &RetrySnapshot, leg: Leg) -> [Ve
     let is_prefills = leg.role() == Role::Prefill;
     let all = fleet.workers();
     let all = all.filter(|worker| (worker.role == Role::Prefill) == is_prefills);
-    let trail = snapshot.trail.borrow();
+    let trail = snapshot.trail.get();
     trail.excluded(leg, all.map(|worker| worker.id))
 }
 
 fn place_again(
     router: &mut Router,
-    snapshot: &Rc<RetrySnapshot>,
+    snapshot: &Arc<RetrySnapshot>,
     way: Way,
     excluded: &[WorkerId],
     request: &Request<'_>,

@@ -6,7 +6,7 @@
 
 mod beyond;
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
@@ -173,7 +173,7 @@ impl Reports {
     /// worker's capacity has changed. [`Reports::believe`] must follow.
     pub(super) fn take(
         &mut self,
-        worker: &Rc<Worker>,
+        worker: &Arc<Worker>,
         report: Report,
         at: Duration,
         mean_prompt: f64,
@@ -244,7 +244,7 @@ pub(super) fn stale_after(fleet: &Fleet, pool: &Pool) -> Duration {
 
 /// The load of a worker's engine beyond this proxy's bookings.
 fn beyond(
-    worker: &Rc<Worker>,
+    worker: &Arc<Worker>,
     report: &Report,
     at: Duration,
     mean_prompt: f64,
@@ -297,7 +297,7 @@ pub(super) fn mean_prompt(ledger: &Ledger) -> f64 {
 }
 
 /// Spreads external load evenly over the ranks of a worker.
-fn set_external(ledger: &mut Ledger, worker: &Rc<Worker>, all: ExternalLoad) {
+fn set_external(ledger: &mut Ledger, worker: &Arc<Worker>, all: ExternalLoad) {
     let ranks = worker.dp_size.max(1);
     let (each, rest) = (all.requests / ranks, all.requests % ranks);
     for (nth, key) in (0..).zip(worker.targets().map(|target: Target| target.key())) {

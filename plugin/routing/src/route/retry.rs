@@ -1,6 +1,5 @@
 //! Owns the retry snapshot: what must be known of a request to place it again after its body is gone.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use super::Router;
@@ -50,7 +49,7 @@ impl RetrySnapshot {
         SelectionContext {
             admit: Admit::Anyone,
             excluded,
-            trail: Some(Rc::clone(&self.trail)),
+            trail: Some(self.trail.clone()),
             ..context(router, &self.key, &self.overrides, &self.demand)
         }
     }

@@ -1,6 +1,6 @@
 //! Owns the parts of a request that matter to a choice.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::model_workers::ModelWorkers;
 use super::trail::SharedTrail;
@@ -59,12 +59,12 @@ impl Default for SelectionRequest<'_> {
 #[derive(Debug, Clone)]
 pub(super) struct Demand {
     pub(super) prompt_tokens: u64,
-    pub(super) blocks: Rc<Blocks>,
+    pub(super) blocks: Arc<Blocks>,
     pub(super) expected_tokens: Option<u64>,
     pub(super) sequences: u64,
-    pub(super) session: Option<Rc<[u8]>>,
-    pub(super) adapter: Option<Rc<str>>,
-    pub(super) subset: Option<Rc<Subset>>,
+    pub(super) session: Option<Arc<[u8]>>,
+    pub(super) adapter: Option<Arc<str>>,
+    pub(super) subset: Option<Arc<Subset>>,
     pub(super) weights: KvWeights,
     pub(super) tracking: Tracking,
 }
@@ -78,10 +78,10 @@ impl Demand {
     pub(super) fn of(ask: &SelectionRequest<'_>, weights: KvWeights) -> Self {
         Self {
             prompt_tokens: ask.prompt_tokens,
-            blocks: Rc::new(ask.blocks.clone()),
+            blocks: Arc::new(ask.blocks.clone()),
             expected_tokens: ask.expected_tokens,
             sequences: ask.sequences,
-            session: ask.session.map(Rc::from),
+            session: ask.session.map(Arc::from),
             adapter: None,
             subset: None,
             weights,
@@ -94,7 +94,7 @@ impl Demand {
         request: &Request<'_>,
         overrides: &RoutingOverrides,
         input: PlanInput<'_>,
-        adapter: Option<Rc<str>>,
+        adapter: Option<Arc<str>>,
         reads: Reads,
         pool: &Pool,
     ) -> Self {
@@ -107,12 +107,12 @@ impl Demand {
         let expected_tokens = overrides.hints.expected_tokens;
         Self {
             prompt_tokens: prompt.tokens,
-            blocks: Rc::new(prompt.blocks),
+            blocks: Arc::new(prompt.blocks),
             expected_tokens: expected_tokens.or_else(|| request.max_tokens()),
             sequences: request.sequences().written(),
-            session: input.session.map(Rc::from),
+            session: input.session.map(Arc::from),
             adapter,
-            subset: input.subset.cloned().map(Rc::new),
+            subset: input.subset.cloned().map(Arc::new),
             weights: overrides.weights.over(pool.selection.kv),
             tracking: overrides.weights.tracking(),
         }
@@ -142,7 +142,7 @@ pub(super) enum Admit {
 #[derive(Debug, Clone)]
 pub(super) struct SelectionContext<'a> {
     pub(super) key: &'a ModelKey,
-    pub(super) model_workers: Rc<ModelWorkers>,
+    pub(super) model_workers: Arc<ModelWorkers>,
     pub(super) overrides: &'a RoutingOverrides,
     pub(super) demand: &'a Demand,
     pub(super) admit: Admit,

@@ -1,6 +1,6 @@
 //! Owns the choice of a request's model key: one model in one namespace, drawn among those that would serve it.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::model_workers::runs_whole;
 use super::pinned::drop_stale;
@@ -18,7 +18,7 @@ pub(super) fn look_up(
     router: &Router,
     name: &str,
     overrides: &mut RoutingOverrides,
-) -> Result<(Option<String>, Option<Rc<str>>), Refusal> {
+) -> Result<(Option<String>, Option<Arc<str>>), Refusal> {
     let (workers, pool) = (&router.workers, &router.pool);
     let found = match name {
         "" => (None, None),

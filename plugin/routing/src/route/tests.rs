@@ -377,7 +377,7 @@ fn a_new_configuration_keeps_bookings_and_what_workers_hold() {
     let Ok(Plan::Prefill(phase, mut assignment)) = plan else {
         panic!("no prefill");
     };
-    let worker = Rc::clone(phase.worker());
+    let worker = Arc::clone(phase.worker());
     let held = router.remembered_blocks(&worker);
     assert!(held > 100, "{held}");
 
@@ -450,4 +450,13 @@ fn a_late_answer_does_not_settle_who_is_at_fault() {
             assert_eq!(penalties, Default::default(), "{late:?}");
         }
     }
+}
+
+/// A host with threads may keep a router, or a session, behind a lock of its own.
+#[test]
+fn a_router_and_a_session_may_change_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<Router>();
+    is_send::<crate::session::Session>();
+    is_send::<Plan>();
 }

@@ -1,8 +1,7 @@
 //! Owns the trail of one request at the workers tried for it: which are excluded, which are suspected of what, and whether
 //! another one may still be tried.
 
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::fleet::{Incarnation, WorkerId};
 use crate::outcome::{Before, Came, Leg, is_one_workers_refusal};
@@ -11,7 +10,15 @@ use crate::outcome::{Before, Came, Leg, is_one_workers_refusal};
 const MOST_DEATHS: usize = 2;
 
 /// The trail of one request, shared by everything under way for it.
-pub(super) type SharedTrail = Rc<RefCell<Trail>>;
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedTrail(Arc<Mutex<Trail>>);
+
+impl SharedTrail {
+    /// The trail. The guard outlives no other call.
+    pub(super) fn get(&self) -> MutexGuard<'_, Trail> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// The history of a request so far.
 #[derive(Debug, Default)]

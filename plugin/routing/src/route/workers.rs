@@ -3,7 +3,7 @@
 
 use std::mem::take;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
@@ -30,7 +30,7 @@ pub(super) struct Workers {
     states: ModelStates,
     transitions: Vec<Transition>,
     /// The workers of each model key, listed on first use.
-    lists: HashMap<ModelKey, Rc<ModelWorkers>>,
+    lists: HashMap<ModelKey, Arc<ModelWorkers>>,
 }
 
 impl Workers {
@@ -110,18 +110,18 @@ impl Workers {
         key: &ModelKey,
         pool: &Pool,
         ledger: &mut Ledger,
-    ) -> Rc<ModelWorkers> {
+    ) -> Arc<ModelWorkers> {
         if let Some(list) = self.lists.get(key) {
-            return Rc::clone(list);
+            return Arc::clone(list);
         }
-        let list = Rc::new(ModelWorkers::of(
+        let list = Arc::new(ModelWorkers::of(
             key,
             &self.fleet,
             pool,
             &self.reports,
             ledger,
         ));
-        self.lists.insert(key.clone(), Rc::clone(&list));
+        self.lists.insert(key.clone(), Arc::clone(&list));
         list
     }
 
@@ -148,13 +148,14 @@ impl Workers {
         // A decode worker reads prompts only if it runs requests aggregated, and is then listed for that role.
         for role in [Role::Prefill, Role::Aggregated] {
             for list in self.lists.values() {
-                let (rate, slowness) = list.rate(role, ledger);
-                for (member, slowness) in list.of_role(role).iter().zip(slowness.iter()) {
+                let rates_of_role = list.rates(role, ledger);
+                let slowness = rates_of_role.slowness.iter();
+                for (member, slowness) in list.of_role(role).iter().zip(slowness) {
                     if member.slot >= rates.len() {
                         rates.resize(member.slot.saturating_add(1), (None, 1.0));
                     }
                     if let Some(place) = rates.get_mut(member.slot) {
-                        *place = (rate, f64::from(*slowness));
+                        *place = (rates_of_role.common, f64::from(*slowness));
                     }
                 }
             }
@@ -183,8 +184,8 @@ impl Workers {
         &self,
         name: &str,
         pool: &Pool,
-    ) -> Result<(String, Option<Rc<str>>), Refusal> {
-        let adapter = self.adapters.contains_key(name).then(|| Rc::from(name));
+    ) -> Result<(String, Option<Arc<str>>), Refusal> {
+        let adapter = self.adapters.contains_key(name).then(|| Arc::from(name));
         let model = self.base_of(name).unwrap_or(name).to_owned();
         if self.is_open(pool) || self.states.states().next().is_none() {
             return Err(Refusal::NoFleet);
@@ -211,7 +212,7 @@ impl Workers {
     }
 
     /// The decode or aggregated worker at an address.
-    pub(super) fn decoder_at(&self, address: SocketAddr) -> Option<&Rc<Worker>> {
+    pub(super) fn decoder_at(&self, address: SocketAddr) -> Option<&Arc<Worker>> {
         self.fleet.at(address, &[Role::Decode, Role::Aggregated])
     }
 }

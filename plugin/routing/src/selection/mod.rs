@@ -77,7 +77,7 @@ impl Candidate<'_> {
 }
 
 /// A way to pick one of several candidates, in two steps: a peek changes nothing that a later choice depends on.
-pub trait Policy {
+pub trait Policy: Send {
     /// The index of the candidate that would be picked; none if there is nothing to pick from.
     fn peek(
         &mut self,

@@ -1,6 +1,6 @@
 //! Tests of the policies, and their common fixtures: targets, loads, tasks.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::*;
 use crate::fleet::{Worker, WorkerId};
@@ -34,7 +34,7 @@ pub const TASK: Task<'static> = Task {
 /// Workers of these ids.
 pub fn targets(ids: std::ops::Range<u64>) -> Vec<Target> {
     let worker = |id: u64| Worker::new(WorkerId(id), Role::Prefill, None);
-    ids.map(|id| Target::whole(&Rc::new(worker(id)))).collect()
+    ids.map(|id| Target::whole(&Arc::new(worker(id)))).collect()
 }
 
 /// Candidates without load.
@@ -344,7 +344,7 @@ fn the_beginning_decides_and_ranks_stand_apart() {
     let mut random = Random::with_seed(1);
     let mut worker = Worker::clone(&targets(1..2)[0].worker);
     worker.dp_size = 8;
-    let ranks: Vec<Target> = Rc::new(worker).targets().collect();
+    let ranks: Vec<Target> = Arc::new(worker).targets().collect();
     let mut used = std::collections::HashSet::new();
     let mut one = policy(PolicyName::PrefixHash);
     for name in 0..100 {

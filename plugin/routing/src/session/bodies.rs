@@ -1,6 +1,6 @@
 //! Owns what is kept of a request's headers and body, and the shares of the budgets that the bytes count in.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::Header;
 use crate::budget::Share;
@@ -11,14 +11,14 @@ pub struct ReplayBuffer {
     /// The body.
     pub body: Vec<u8>,
     /// The share of the budget.
-    pub share: Rc<Share>,
+    pub share: Arc<Share>,
 }
 
 /// A request that its client has left, kept for the clean-up leg.
 #[derive(Debug)]
 pub struct CleanupRequest {
     /// Headers as the client sent them.
-    pub headers: Rc<[Header]>,
+    pub headers: Arc<[Header]>,
     /// Body as the client sent it.
     pub body: Vec<u8>,
     /// The share of the budget.
@@ -29,9 +29,9 @@ pub struct CleanupRequest {
 #[derive(Debug)]
 pub struct Bodies {
     /// The request's headers as they came, kept as long as a call may be made: a proxy no longer shows them after forwarding.
-    pub headers: Rc<[Header]>,
+    pub headers: Arc<[Header]>,
     /// The share of the body that the proxy holds, until the request is forwarded.
-    pub received: Option<Rc<Share>>,
+    pub received: Option<Arc<Share>>,
     /// What is needed to route the request again.
     pub replay: Option<ReplayBuffer>,
     /// The request, kept for the clean-up leg.
@@ -40,7 +40,7 @@ pub struct Bodies {
 
 impl Bodies {
     /// What is kept of a request that has just come.
-    pub fn new(headers: Rc<[Header]>) -> Self {
+    pub fn new(headers: Arc<[Header]>) -> Self {
         Self {
             headers,
             received: None,
@@ -51,7 +51,7 @@ impl Bodies {
 
     /// The request's share of a budget for bodies. A call that carries the body holds the share too: the proxy keeps the body
     /// until the call has ended, also after the client has left.
-    pub fn share(&self) -> Option<Rc<Share>> {
+    pub fn share(&self) -> Option<Arc<Share>> {
         let replayed = || self.replay.as_ref().map(|replay| &replay.share);
         self.received.as_ref().or_else(replayed).cloned()
     }
@@ -64,7 +64,7 @@ impl Bodies {
     /// Frees what only a request whose client has read nothing needs.
     pub fn answer_begins(&mut self) {
         self.replay = None;
-        self.headers = Rc::default();
+        self.headers = Arc::default();
     }
 
     /// Frees what the client's stream held. What the clean-up leg needs stays.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Bodies, Failure, Header};
@@ -80,7 +80,7 @@ pub enum Effect<'a> {
     /// The request is kept for the clean-up leg; no other leg needs it.
     KeepRequest,
     /// A worker fetches KV blocks that this prefill worker has staged, and drops them.
-    CleanUp(Box<CleanUpLeg>, Rc<Worker>),
+    CleanUp(Box<CleanUpLeg>, Arc<Worker>),
     /// The prefill worker drops what it has computed: so many blocks, which leak if the call cannot be made.
     CallOff(AbortLeg, u64),
     /// The prefill worker drops what it is doing.
@@ -126,9 +126,9 @@ pub enum Note {
     /// A prefill worker has failed, and the next is called.
     PrefillReplaced {
         /// The worker that has failed.
-        failed: Rc<Worker>,
+        failed: Arc<Worker>,
         /// The worker that is called.
-        next: Rc<Worker>,
+        next: Arc<Worker>,
         /// The failed worker's answer.
         answer: String,
     },
@@ -153,6 +153,6 @@ pub enum Note {
         /// KV blocks.
         blocks: u64,
         /// The prefill worker.
-        worker: Rc<Worker>,
+        worker: Arc<Worker>,
     },
 }

@@ -24,7 +24,7 @@ pub use step::{AnswerStep, ContentLength, Due, NewBody, Passed, Piece, StreamEnd
 pub use tried::Tried;
 
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admission::Waiter;
@@ -252,7 +252,7 @@ impl Session {
     /// Whether the client has read nothing yet, and waits for one of these workers.
     pub fn awaits(&self, workers: &[WorkerId]) -> bool {
         let is_among =
-            |worker: &Option<Rc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
+            |worker: &Option<Arc<Worker>>| worker.as_ref().is_some_and(|w| workers.contains(&w.id));
         self.stage == Stage::Forwarded
             && self.response.is_unread()
             && (is_among(&self.assignment.decode)

@@ -1,7 +1,7 @@
 //! Owns what follows from the answer to a prefill call, for the request that it was made for.
 
 use std::borrow::Cow;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::effect::{CallAnswer, Effect, Note, OnStream, StepContext, WorkerReply};
 use super::{ConcurrentPrefill, Failure, Session, Stage};
@@ -75,7 +75,7 @@ impl Session {
         client: Client,
         call: CallAnswer<'a>,
     ) -> Vec<Effect<'a>> {
-        let worker = Rc::clone(phase.worker());
+        let worker = Arc::clone(phase.worker());
         let order = phase.order();
         let cached = cached_tokens(call.answer);
         let mut effects: Vec<Effect<'a>> = Vec::new();
@@ -88,16 +88,16 @@ impl Session {
         if client == Client::Waits && order == LegOrder::Sequential && is_last {
             // Other calls of the same attempt are late now.
             self.supersede_calls();
-            self.assignment.prefill = Some(Rc::clone(&worker));
+            self.assignment.prefill = Some(Arc::clone(&worker));
         }
         let follows = match after {
             AfterPrefill::Again(next) => {
                 let note = Note::PrefillReplaced {
                     failed: worker,
-                    next: Rc::clone(next.worker()),
+                    next: Arc::clone(next.worker()),
                     answer: call.answer.to_string(),
                 };
-                self.assignment.prefill = Some(Rc::clone(next.worker()));
+                self.assignment.prefill = Some(Arc::clone(next.worker()));
                 vec![Effect::Note(note), Effect::CallPrefill(Box::new(next))]
             }
             AfterPrefill::Decode {
@@ -282,7 +282,7 @@ fn cached_tokens(answer: CallEnd<'_>) -> Option<u64> {
 }
 
 /// Cleans up blocks that prefill has staged and no decode fetches.
-fn clean_up(after: AfterPrefill, worker: Rc<Worker>) -> Option<Effect<'static>> {
+fn clean_up(after: AfterPrefill, worker: Arc<Worker>) -> Option<Effect<'static>> {
     match after {
         AfterPrefill::CleanUp(leg) => Some(Effect::CleanUp(Box::new(leg), worker)),
         AfterPrefill::Leaked { blocks } => Some(Effect::Note(Note::Leaked { blocks, worker })),

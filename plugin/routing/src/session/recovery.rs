@@ -2,7 +2,7 @@
 //! the pool's budget; and what the client gets where none is left.
 
 use std::borrow::Cow;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::effect::{CallAnswer, Effect, Note, OnStream, StepContext, WorkerReply};
 use super::{
@@ -189,7 +189,7 @@ impl Session {
         match (leg, &self.assignment.prefill) {
             (Some(leg), Some(prefill)) => vec![
                 Effect::CopyRequest,
-                Effect::CleanUp(Box::new(leg), Rc::clone(prefill)),
+                Effect::CleanUp(Box::new(leg), Arc::clone(prefill)),
             ],
             _ => {
                 let fate = match is_unbegun {

@@ -1,6 +1,6 @@
 //! Owns the penalties of one worker, and their expiry.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config;
@@ -60,7 +60,7 @@ pub(super) enum FailureVerdict {
 /// The health record of one worker. Times are since 1970; past ones no longer count.
 #[derive(Debug)]
 pub(super) struct Record {
-    worker: Rc<Worker>,
+    worker: Arc<Worker>,
     unreachable_until: Duration,
     failed_until: Duration,
     overloaded_until: Duration,
@@ -103,9 +103,9 @@ pub(super) fn are_peers(one: &Worker, other: &Worker) -> bool {
 }
 
 impl Record {
-    pub(super) fn new(worker: &Rc<Worker>) -> Self {
+    pub(super) fn new(worker: &Arc<Worker>) -> Self {
         Self {
-            worker: Rc::clone(worker),
+            worker: Arc::clone(worker),
             unreachable_until: Duration::ZERO,
             failed_until: Duration::ZERO,
             overloaded_until: Duration::ZERO,

@@ -1,6 +1,6 @@
 //! A host around one session: it does what the filter does, and checks each effect.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -151,10 +151,10 @@ impl Host {
         };
         let held = HeldBytes::default();
         let budget = Budget::of(1 << 20, &held);
-        let mut bodies = Bodies::new(Rc::default());
+        let mut bodies = Bodies::new(Arc::default());
         bodies.replay = Some(ReplayBuffer {
             body: CHAT.to_vec(),
-            share: Rc::new(budget.take(CHAT.len()).unwrap()),
+            share: Arc::new(budget.take(CHAT.len()).unwrap()),
         });
         let mut host = Self {
             router,
