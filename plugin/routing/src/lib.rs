@@ -9,20 +9,28 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use routing::config::Config;
+//! use routing::config::{Pool, ProtocolName};
+//! use routing::fleet::{Fleet, Role, Worker, WorkerId};
 //! use routing::outcome::Came;
 //! use routing::request::Generation;
 //! use routing::route::{AfterPrefill, CallEnd, Client, Plan, PlanInput, Router};
 //!
-//! let config = br#"{"pools": [{"name": "llm", "protocol": "nixl", "discovery": {"static": {"workers": [
-//!     {"role": "prefill", "model": "m", "address": "10.0.0.1:8000"},
-//!     {"role": "decode", "model": "m", "address": "10.0.0.2:8000"}]}}}]}"#;
-//! let pool = Config::parse(config)?.pools.remove(0);
+//! let pool = Pool::new("llm", ProtocolName::Nixl);
+//! let worker = |id, role, address: &str| Worker {
+//!     model: Some("m".to_owned()),
+//!     ..Worker::new(WorkerId(id), role, address.parse().ok())
+//! };
+//! let workers = vec![
+//!     worker(1, Role::Prefill, "10.0.0.1:8000"),
+//!     worker(2, Role::Decode, "10.0.0.2:8000"),
+//! ];
 //! // The choice between equal workers follows from the seed. No other router of the proxy has the same owner.
 //! let (seed, owner) = (1, 2);
 //! // The time since 1970: a router has no clock.
 //! let now = Duration::from_secs(1_800_000_000);
 //! let mut router = Router::new(pool, seed, owner, now);
+//! let version = 1;
+//! router.adopt(Fleet::new(version, workers));
 //!
 //! let body = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": true}"#;
 //! let input = PlanInput { now, ..PlanInput::default() };

@@ -12,6 +12,7 @@ mod listed;
 mod memory;
 mod paths;
 mod picker;
+mod pool;
 mod protocol;
 mod responses;
 mod selection;
