@@ -137,7 +137,7 @@ pub fn carry_out(
             }
             stream.session().assignment = assignment;
             stream
-                .forward(runtime, &dispatch, body)
+                .forward(runtime, &dispatch, body, None)
                 .map(|()| Next::GoesOn)
         }
         Ok(Plan::Prefill(phase, assignment)) => {
@@ -146,7 +146,7 @@ pub fn carry_out(
                 session.assignment = assignment;
                 session.stage = Stage::Prefilling;
             }
-            stream.keep_replay_buffer(runtime, body);
+            stream.keep_replay_buffer(runtime, body, None);
             let job = Job::new(runtime, phase, stream);
             let task = RootTask::Prefill(Box::new(job));
             runtime

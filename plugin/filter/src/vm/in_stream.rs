@@ -4,8 +4,9 @@ use std::ops::Deref;
 use std::rc::Rc;
 
 use proxy_wasm::types::Action;
+use routing::budget::Share;
 use routing::route::{Dispatch, Refusal};
-use routing::session::{CompleteAnswer, NewBody, Stage};
+use routing::session::{CompleteAnswer, NewBody, ReplayBuffer, Stage};
 
 use super::stream::destination_headers;
 use super::{PoolRuntime, Stream};
@@ -38,12 +39,12 @@ impl InStream {
     /// Forwards a request that waited for its prefill.
     pub fn go_on(&self, runtime: &PoolRuntime, dispatch: &Dispatch) {
         let kept = self.bodies().replay.take();
-        let body = match kept {
-            Some(replay) => Ok(replay.body),
-            None => runtime.vm.copy_body(),
+        let (body, bound) = match kept {
+            Some(ReplayBuffer { body, bound }) => (Ok(body), Some(bound)),
+            None => (runtime.vm.copy_body(), None),
         };
         let forwarded = body
-            .and_then(|body| self.forward(runtime, dispatch, body))
+            .and_then(|body| self.forward(runtime, dispatch, body, bound))
             .and_then(|()| host::resume_request());
         if let Err(error) = forwarded {
             log::error!("[{}] decode could not be dispatched: {error}", self.ids());
@@ -86,12 +87,14 @@ impl InStream {
         self.session().assignment.release();
     }
 
-    /// Writes a dispatch into the request, which may then go on. The body is kept if the request may have to be routed again.
+    /// Writes a dispatch into the request, which may then go on. The body is kept if the request may have to be routed again,
+    /// within the `bound` that it was kept in before, if it was.
     pub fn forward(
         &self,
         runtime: &PoolRuntime,
         dispatch: &Dispatch,
         body: Vec<u8>,
+        bound: Option<Share>,
     ) -> Result<(), HostError> {
         for (name, value) in destination_headers(dispatch) {
             host::set_header(Map::Request, name, value.as_bytes())?;
@@ -103,8 +106,8 @@ impl InStream {
             self.set_body(&edits.apply(&body))?;
         }
         self.session().dispatched(dispatch, runtime.now());
-        self.bodies().received = None;
-        self.keep_replay_buffer(runtime, body);
+        self.keep_replay_buffer(runtime, body, bound);
+        self.bodies().forwarded();
         let is_watched = self.session().is_watched();
         if is_watched {
             runtime.watch_over(self);

@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use routing::budget::Share;
 use routing::ids::Ids;
 use routing::outcome::Came;
 use routing::route::Dispatch;
-use routing::session::{Bodies, CleanupRequest, LegEnd, ReplayBuffer, Session, Stage, Takeover};
+use routing::session::{Bodies, LegEnd, ReplayBuffer, Session, Stage, Takeover};
 
 use super::RoutingHeaders;
 use super::{InStream, PoolRuntime};
@@ -114,13 +115,13 @@ impl Stream {
         self.session().tried.all().len()
     }
 
-    /// Keeps the body if the request may have to be routed again, and the budget allows. Both legs are made from what is kept, so
-    /// that the body is read from the proxy once.
-    pub fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>) {
+    /// Keeps the body if the request may have to be routed again, and if it is within the `bound` already or the bound has room.
+    /// Both legs are made from what is kept, so that the body is read from the proxy once.
+    pub fn keep_replay_buffer(&self, runtime: &PoolRuntime, body: Vec<u8>, bound: Option<Share>) {
         let may_recover = self.session().assignment.may_recover();
         if may_recover {
-            let share = runtime.hold_replay_buffer(body.len()).map(Arc::new);
-            self.bodies().replay = share.map(|share| ReplayBuffer { body, share });
+            let bound = bound.or_else(|| runtime.hold_replay_buffer(body.len()));
+            self.bodies().replay = bound.map(|bound| ReplayBuffer { body, bound });
         }
     }
 
@@ -136,12 +137,10 @@ impl Stream {
         let Some(replay) = bodies.replay.as_ref().filter(|_| bodies.cleanup.is_none()) else {
             return;
         };
-        let share = runtime.hold_cleanup_request(replay.body.len());
-        bodies.cleanup = share.map(|share| CleanupRequest {
-            headers: Arc::clone(&bodies.headers),
-            body: replay.body.clone(),
-            share,
-        });
+        if let Some(bound) = runtime.hold_cleanup_request(replay.body.len()) {
+            let body = replay.body.clone();
+            bodies.leave(body, bound);
+        }
     }
 
     /// Keeps the request for the clean-up leg, if the budget allows. Enters the stream's context.
@@ -155,14 +154,8 @@ impl Stream {
         let Ok(body) = body else {
             return;
         };
-        let share = runtime.hold_cleanup_request(body.len());
-        let bodies = &mut self.bodies();
-        if let Some(share) = share {
-            bodies.cleanup = Some(CleanupRequest {
-                headers: Arc::clone(&bodies.headers),
-                body,
-                share,
-            });
+        if let Some(bound) = runtime.hold_cleanup_request(body.len()) {
+            self.bodies().leave(body, bound);
         }
     }
 }

@@ -119,7 +119,7 @@ impl Job {
             client: Rc::clone(client),
             attempt: client.session().attempt(),
             since: runtime.now(),
-            _share: client.bodies().share(),
+            _share: client.bodies().share.clone(),
         }
     }
 }
@@ -143,7 +143,7 @@ impl DecodeCall {
             client: Rc::clone(client),
             attempt: client.session().attempt(),
             failure,
-            _share: client.bodies().share(),
+            _share: client.bodies().share.clone(),
         }
     }
 }

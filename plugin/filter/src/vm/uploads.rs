@@ -51,14 +51,14 @@ impl Receiving {
         bytes: usize,
         progress: UploadProgress,
     ) -> bool {
-        stream.bodies().received = None;
+        stream.bodies().share = None;
         self.uploads.borrow_mut().received(stream.id(), bytes);
         let held = runtime.hold_body(bytes).or_else(|| {
             self.make_way(runtime, stream, bytes, progress)?;
             runtime.hold_body(bytes)
         });
         let is_held = held.is_some();
-        stream.bodies().received = held.map(Arc::new);
+        stream.bodies().share = held.map(Arc::new);
         is_held
     }
 
@@ -102,7 +102,7 @@ impl Receiving {
         let Some(Request { stream, runtime }) = request else {
             return;
         };
-        stream.bodies().received = None;
+        stream.bodies().share = None;
         if let Some(stream) = InStream::enter(&stream) {
             log::info!("[{}] refused: {refusal}", stream.ids());
             stream.refuse(&runtime, refusal);

@@ -1,4 +1,5 @@
-//! Owns what is kept of a request's headers and body, and the shares of the budgets that the bytes count in.
+//! Owns what is kept of a request's headers and body. The bytes of a body count in one budget as long as the proxy or the
+//! filter holds any of them; what is kept for another leg counts within a bound of its own besides.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use crate::budget::Share;
 pub struct ReplayBuffer {
     /// The body.
     pub body: Vec<u8>,
-    /// The share of the budget.
-    pub share: Arc<Share>,
+    /// The share of the bound on replay buffers.
+    pub bound: Share,
 }
 
 /// A request that its client has left, kept for the clean-up leg.
@@ -21,8 +22,10 @@ pub struct CleanupRequest {
     pub headers: Arc<[Header]>,
     /// Body as the client sent it.
     pub body: Vec<u8>,
-    /// The share of the budget.
-    pub share: Share,
+    /// The share of the bound on clean-up requests.
+    pub bound: Share,
+    /// The share of the budget for bodies.
+    pub share: Option<Arc<Share>>,
 }
 
 /// What is kept of a request.
@@ -30,8 +33,9 @@ pub struct CleanupRequest {
 pub struct Bodies {
     /// The request's headers as they came, kept as long as a call may be made: a proxy no longer shows them after forwarding.
     pub headers: Arc<[Header]>,
-    /// The share of the body that the proxy holds, until the request is forwarded.
-    pub received: Option<Arc<Share>>,
+    /// The share of the budget for bodies. A call that carries the body holds the share too: the proxy keeps the body until the
+    /// call has ended, also after the client has left.
+    pub share: Option<Arc<Share>>,
     /// What is needed to route the request again.
     pub replay: Option<ReplayBuffer>,
     /// The request, kept for the clean-up leg.
@@ -43,33 +47,44 @@ impl Bodies {
     pub fn new(headers: Arc<[Header]>) -> Self {
         Self {
             headers,
-            received: None,
+            share: None,
             replay: None,
             cleanup: None,
         }
     }
 
-    /// The request's share of a budget for bodies. A call that carries the body holds the share too: the proxy keeps the body
-    /// until the call has ended, also after the client has left.
-    pub fn share(&self) -> Option<Arc<Share>> {
-        let replayed = || self.replay.as_ref().map(|replay| &replay.share);
-        self.received.as_ref().or_else(replayed).cloned()
-    }
-
     /// Bytes of the body that the proxy holds.
     pub fn received_bytes(&self) -> usize {
-        self.received.as_ref().map_or(0, |share| share.bytes())
+        self.share.as_ref().map_or(0, |share| share.bytes())
+    }
+
+    /// Notes that the proxy has forwarded the request: its body counts only if it is kept for another leg.
+    pub fn forwarded(&mut self) {
+        if self.replay.is_none() {
+            self.share = None;
+        }
+    }
+
+    /// Keeps the request for the clean-up leg.
+    pub fn leave(&mut self, body: Vec<u8>, bound: Share) {
+        self.cleanup = Some(CleanupRequest {
+            headers: Arc::clone(&self.headers),
+            body,
+            bound,
+            share: self.share.clone(),
+        });
     }
 
     /// Frees what only a request whose client has read nothing needs.
     pub fn answer_begins(&mut self) {
         self.replay = None;
+        self.share = None;
         self.headers = Arc::default();
     }
 
     /// Frees what the client's stream held. What the clean-up leg needs stays.
     pub fn end(&mut self) {
-        self.received = None;
+        self.share = None;
         self.replay = None;
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use crate::budget::{Budget, HeldBytes};
+use crate::budget::{Budget, HeldBytes, Share};
 use crate::config::{Config, Pool};
 use crate::fleet::{Fleet, Worker};
 use crate::handoff::LegOrder;
@@ -111,15 +111,29 @@ enum Decode {
     Called(Failure, u32),
 }
 
+/// A prefill call under way.
+struct PrefillCall {
+    phase: PrefillPhase,
+    /// The attempt and the placement that it belongs to.
+    attempt: u32,
+    placement: u32,
+    _share: Option<Arc<Share>>,
+}
+
+/// Room of each budget, in bytes.
+const ROOM: usize = 1 << 20;
+
 /// A host around one session. It does what the filter does, and checks each effect.
 pub struct Host {
     router: Router,
     session: Session,
     bodies: Bodies,
-    held: HeldBytes,
+    /// The budget for bodies, and the bound on what is kept for other legs.
     budget: Budget,
-    /// Prefill calls under way, with the attempt and the placement that they belong to.
-    prefills: Vec<(PrefillPhase, u32, u32)>,
+    bound: Budget,
+    prefills: Vec<PrefillCall>,
+    /// Requests that clean-up legs under way carry.
+    cleanups: Vec<CleanupRequest>,
     /// How often the request was placed again.
     placements: u32,
     /// An answer is being handled of a call that belongs to an earlier placement.
@@ -149,12 +163,13 @@ impl Host {
         else {
             panic!("no prefill");
         };
-        let held = HeldBytes::default();
-        let budget = Budget::of(1 << 20, &held);
+        let budget = Budget::of(ROOM, &HeldBytes::default());
+        let bound = Budget::of(ROOM, &HeldBytes::default());
         let mut bodies = Bodies::new(Arc::default());
+        bodies.share = budget.take(CHAT.len()).map(Arc::new);
         bodies.replay = Some(ReplayBuffer {
             body: CHAT.to_vec(),
-            share: Arc::new(budget.take(CHAT.len()).unwrap()),
+            bound: bound.take(CHAT.len()).unwrap(),
         });
         let mut host = Self {
             router,
@@ -164,9 +179,10 @@ impl Host {
                 ..Session::default()
             },
             bodies,
-            held,
             budget,
+            bound,
             prefills: Vec::new(),
+            cleanups: Vec::new(),
             placements: 0,
             is_late: false,
             decode: Decode::None,
@@ -190,7 +206,7 @@ impl Host {
         let mut with = StepContext {
             router: &mut self.router,
             bodies: &mut self.bodies,
-            budget: &self.budget,
+            budget: &self.bound,
             now: self.now,
         };
         let effects = take(&mut self.session, &mut with);
@@ -222,6 +238,10 @@ impl Host {
                 self.assert_no_bare_decode(&dispatch);
                 self.forwards += 1;
                 self.session.dispatched(&dispatch, self.now);
+                if !self.session.assignment.may_recover() {
+                    self.bodies.replay = None;
+                }
+                self.bodies.forwarded();
                 self.decode = Decode::Forwarded;
             }
             Effect::CallDecode(dispatch, failure) => {
@@ -238,16 +258,43 @@ impl Host {
                 self.decode = Decode::None;
             }
             Effect::OnStream(OnStream::ReleaseHeld) => self.begins(),
-            Effect::CleanUp(..) | Effect::CallOff(..) => self.fates += 1,
+            Effect::CleanUp(..) => {
+                self.fates += 1;
+                self.cleanups.extend(self.bodies.cleanup.take());
+            }
+            Effect::CallOff(..) => self.fates += 1,
+            Effect::CopyRequest => self.copy_request(),
+            Effect::KeepRequest => self.keep_request(),
             Effect::Note(Note::HandedOff(_) | Note::Leaked { .. }) => self.fates += 1,
             Effect::Note(Note::RunsWhole { .. }) => self.runs_whole = true,
             Effect::Note(Note::Recovers { .. }) => self.placements += 1,
-            Effect::Note(_)
-            | Effect::Abort(_)
-            | Effect::Watch
-            | Effect::CopyRequest
-            | Effect::KeepRequest => {}
+            Effect::Note(_) | Effect::Abort(_) | Effect::Watch => {}
         }
+    }
+
+    fn copy_request(&mut self) {
+        if self.bodies.replay.is_some() && self.bodies.cleanup.is_none() {
+            let bound = self.bound.take(CHAT.len()).unwrap();
+            self.bodies.leave(CHAT.to_vec(), bound);
+        }
+    }
+
+    fn keep_request(&mut self) {
+        self.bodies.replay = None;
+        let bound = self.bound.take(CHAT.len()).unwrap();
+        self.bodies.leave(CHAT.to_vec(), bound);
+    }
+
+    /// Whatever is kept of the body, or carried by a call, counts in the one budget, and once.
+    fn assert_body_counts_once(&self) {
+        let is_kept = self.bodies.replay.is_some() || self.bodies.cleanup.is_some();
+        let is_carried = !self.prefills.is_empty() || !self.cleanups.is_empty();
+        let held = self.budget.lacks(ROOM);
+        assert!(held == CHAT.len() || held == 0, "{held} bytes");
+        assert!(
+            held != 0 || !is_kept && !is_carried,
+            "a body is in no budget"
+        );
     }
 
     fn call_prefill(&mut self, phase: PrefillPhase) {
@@ -259,8 +306,12 @@ impl Host {
         if let Some(decode) = decode {
             self.carry_out(decode);
         }
-        let attempt = self.session.attempt();
-        self.prefills.push((phase, attempt, self.placements));
+        self.prefills.push(PrefillCall {
+            phase,
+            attempt: self.session.attempt(),
+            placement: self.placements,
+            _share: self.bodies.share.clone(),
+        });
     }
 
     fn assert_no_bare_decode(&self, dispatch: &Dispatch) {
@@ -298,13 +349,20 @@ impl Host {
             Event::Departure(id) => self.depart(id),
             Event::Leaving => self.leave(),
         }
+        self.assert_body_counts_once();
     }
 
     fn answer_prefill(&mut self, call: usize, answer: CallEnd<'_>) {
         if self.prefills.is_empty() {
             return;
         }
-        let (phase, attempt, placement) = self.prefills.remove(call % self.prefills.len());
+        let called = self.prefills.remove(call % self.prefills.len());
+        let PrefillCall {
+            phase,
+            attempt,
+            placement,
+            ..
+        } = called;
         let is_sequential = phase.order() == LegOrder::Sequential;
         if let CallEnd::Whole { body: STAGED, .. } = answer
             && is_sequential
@@ -322,10 +380,10 @@ impl Host {
 
     fn hedge(&mut self) {
         let due = self.prefills.iter();
-        let mut due = due.filter(|(_, attempt, _)| self.session.awaits_one_prefill(*attempt));
+        let mut due = due.filter(|call| self.session.awaits_one_prefill(call.attempt));
         let hedge = due
             .next()
-            .and_then(|(phase, ..)| phase.hedge(&mut self.router));
+            .and_then(|call| call.phase.hedge(&mut self.router));
         if let Some(phase) = hedge {
             self.call_prefill(phase);
         }
@@ -447,9 +505,12 @@ impl Host {
             return;
         }
         self.is_gone = true;
-        self.session.end();
+        let stage = self.session.end();
         if let Some(handed) = self.session.handed.take() {
             self.carry_out(Effect::Note(Note::HandedOff(handed)));
+        }
+        if matches!(stage, Stage::Prefilling | Stage::Recovering) {
+            self.keep_request();
         }
         self.session.abort = None;
         self.session.assignment.release();
@@ -476,11 +537,15 @@ impl Host {
             self.given_out
         );
         let Self {
-            session, bodies, ..
+            session,
+            bodies,
+            cleanups,
+            ..
         } = self;
-        drop((session, bodies));
-        assert_eq!(self.budget.lacks(1 << 20), 0, "bytes are left in a budget");
-        drop(self.held);
+        drop((session, bodies, cleanups));
+        for budget in [self.budget, self.bound] {
+            assert_eq!(budget.lacks(ROOM), 0, "bytes are left in a budget");
+        }
     }
 }
 
