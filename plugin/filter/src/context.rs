@@ -17,7 +17,7 @@ use crate::host::{self, Buffer, Header, HostError, Map};
 use crate::legs::ending;
 use crate::planning::{self, Next};
 use crate::registration::RegistrationRequest;
-use crate::response::{self, Reading};
+use crate::response::Reading;
 use crate::vm::{InStream, PoolRuntime, Pools, RoutingHeaders, Stream};
 
 /// The filter's context of one stream.
@@ -216,8 +216,6 @@ impl StreamContext {
 
     fn settle(&mut self) {
         if let Some(stream) = self.stream.take() {
-            let stream = InStream::of_callback(&stream);
-            response::settle(&self.runtime, &stream);
             ending::settle(&self.runtime, &stream);
             planning::call_waiting(&self.runtime);
         }

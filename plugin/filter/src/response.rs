@@ -9,7 +9,7 @@ use proxy_wasm::types::Action;
 use routing::outcome::Came;
 use routing::route::Refusal;
 use routing::session::{
-    AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, StreamEnd, SuccessHead,
+    AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, SuccessHead,
 };
 
 use crate::host::{self, Buffer, Headers, Map};
@@ -250,41 +250,6 @@ fn carry_out(runtime: &PoolRuntime, stream: &InStream, step: AnswerStep) -> Acti
             Action::Pause
         }
     }
-}
-
-/// Judges the worker by the ended answer. A worker that breaks its answer off is known here at the earliest: by then the proxy
-/// has reset the stream, or answered 503 `broken_off` where the client had read nothing.
-pub fn settle(runtime: &PoolRuntime, stream: &InStream) {
-    let came = match stream.stage() {
-        Stage::Forwarded => {
-            let is_open = stream.session().response.is_open();
-            let end = match is_open && note_break_off(runtime, stream) {
-                true => StreamEnd::BrokenOff,
-                false => StreamEnd::Other,
-            };
-            stream.session().response.outcome(end)
-        }
-        // The worker at fault is known already.
-        Stage::Recovering => {
-            note_break_off(runtime, stream);
-            None
-        }
-        _ => None,
-    };
-    if let Some(came) = came {
-        stream.leg_ended(runtime, came);
-    }
-}
-
-/// Counts and logs an answer that its worker has broken off; whether the stream has ended for that reason.
-fn note_break_off(runtime: &PoolRuntime, stream: &InStream) -> bool {
-    let details = host::property(&["response", "code_details"]).unwrap_or_default();
-    let is_so = details.starts_with(b"upstream_reset_after_response_started");
-    if is_so {
-        log::warn!("[{}] its worker broke the answer off", stream.ids());
-        runtime.telemetry.reset("broken_off");
-    }
-    is_so
 }
 
 fn first_digit(status: &[u8]) -> usize {

@@ -44,11 +44,8 @@ fn send(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {
 }
 
 /// Makes the prefill worker drop a request whose stream ends, by a call from the present context: its answer is dropped.
-pub fn abort_at_the_end(runtime: &PoolRuntime, client: &Stream) {
-    let abort = client.session().abort.take();
-    if let Some(leg) = abort {
-        send_here(runtime, client, &leg);
-    }
+pub fn abort_at_the_end(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) {
+    send_here(runtime, client, leg);
 }
 
 fn send_here(runtime: &PoolRuntime, client: &Stream, leg: &AbortLeg) -> Option<u32> {

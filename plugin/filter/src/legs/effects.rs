@@ -7,7 +7,7 @@ use routing::route::fate::{Fate, Handed};
 use routing::session::{CallAnswer, Effect, Note, OnStream, Session, StepContext, WorkerReply};
 
 use super::{calls, cleanup, marks, prefill, recovery};
-use crate::telemetry::CalledLeg;
+use crate::telemetry::{CalledLeg, Ended};
 use crate::vm::{InStream, Job, PoolRuntime, Stream};
 
 /// Takes a step of a request's session, and carries out what follows. Called on the root.
@@ -42,6 +42,8 @@ pub fn carry_out(runtime: &PoolRuntime, client: &Rc<Stream>, effect: Effect<'_>)
         Effect::CleanUp(leg, prefill) => cleanup::start(runtime, client, &leg, &prefill),
         Effect::CallOff(leg, blocks) => cleanup::call_off(runtime, client, &leg, blocks),
         Effect::Abort(leg) => cleanup::abort(runtime, client, &leg),
+        Effect::AbortAtEnd(leg) => cleanup::abort_at_the_end(runtime, client, &leg),
+        Effect::LeaveQueue(waiter) => runtime.waits_no_more(waiter),
         Effect::CopyRequest => client.leave_copy(runtime),
         Effect::KeepRequest => client.leave_cleanup_request(runtime),
         Effect::Watch => runtime.watch_over(client),
@@ -69,6 +71,7 @@ fn on_stream(runtime: &PoolRuntime, client: &Rc<Stream>, done: OnStream<'_>) {
         OnStream::Refuse(refusal) => client.refuse(runtime, &refusal),
         OnStream::ReleaseHeld => client.release_held(runtime),
         OnStream::PassHeld => client.resume_response(),
+        OnStream::BreakOff(reason) => client.break_off(runtime, reason),
     }
 }
 
@@ -132,6 +135,11 @@ pub fn take_note(runtime: &PoolRuntime, client: &Stream, note: Note) {
             log::warn!("[{ids}] its decode leg failed ({failure}, {came:?} last) and is replaced");
             telemetry.recovered();
         }
+        Note::BrokenOff => {
+            log::warn!("[{ids}] its worker broke the answer off");
+            telemetry.reset("broken_off");
+        }
+        Note::Ended { status_class } => ended(runtime, client, status_class),
         Note::HandedOff(handed) => handed_off(runtime, client, handed),
         Note::Leaked { blocks, worker } => {
             telemetry.handed_off(Fate::Leaked, blocks);
@@ -143,8 +151,22 @@ pub fn take_note(runtime: &PoolRuntime, client: &Stream, note: Note) {
     }
 }
 
+/// Counts a request that has ended.
+fn ended(runtime: &PoolRuntime, client: &Stream, status_class: usize) {
+    let session = client.session();
+    let response = &session.response;
+    runtime.metrics.ended(&Ended {
+        facts: &session.assignment.facts,
+        output_tokens: response.tokens(),
+        code: status_class,
+    });
+    if let Some(time) = response.time_between_tokens(|| runtime.vm.now()) {
+        runtime.metrics.between_tokens(time);
+    }
+}
+
 /// Counts the fate of a hand-off.
-pub fn handed_off(runtime: &PoolRuntime, client: &Stream, handed: Handed) {
+fn handed_off(runtime: &PoolRuntime, client: &Stream, handed: Handed) {
     let Handed { blocks, fate } = handed;
     runtime.telemetry.handed_off(fate, blocks);
     if fate == Fate::Unknown {

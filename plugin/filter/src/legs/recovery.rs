@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use routing::outcome::Came;
 use routing::route::{CallEnd, Dispatch, Refusal};
-use routing::session::{Due, Failure, LegEnd, Stage};
+use routing::session::{Due, Failure, LegEnd, Session, Stage};
 
 use super::calls::{self, ClientRequest};
 use super::{effects, marks, prefill};
@@ -79,22 +79,23 @@ pub fn answered(runtime: &PoolRuntime, call: DecodeCall, answer: CallEnd<'_>) {
 /// Acts on what is due for open streams: late workers, and pending resets. Called in each round.
 pub fn see_to_due(runtime: &PoolRuntime) {
     for (client, due) in runtime.due() {
-        let Some(client) = InStream::enter(&client) else {
+        let Some(entered) = InStream::enter(&client) else {
             continue;
         };
         match due {
             Due::NothingCame => {
-                marks::note_tried(&client);
-                let end = client.leg_ended(runtime, Came::TimedOut);
-                recover(runtime, &client, Failure::Silent, end);
+                marks::note_tried(&entered);
+                effects::step(runtime, &client, Session::timed_out);
             }
             Due::Stalled => {
-                marks::note_tried(&client);
-                client.leg_ended(runtime, silence(runtime, &client));
+                marks::note_tried(&entered);
                 log::warn!("[{}] its worker fell silent", client.ids());
-                client.break_off(runtime, "silent");
+                let came = silence(runtime, &client);
+                effects::step(runtime, &client, |session, with| {
+                    session.stalled(with, came)
+                });
             }
-            Due::BreakOff(reason) => client.break_off(runtime, reason),
+            Due::BreakOff(reason) => entered.break_off(runtime, reason),
         }
     }
 }
@@ -121,8 +122,7 @@ pub fn see_to_left(runtime: &PoolRuntime) {
     }
     for client in runtime.waiting_for(&left) {
         if client.may_recover() && InStream::enter(&client).is_some() {
-            let end = client.leg_ended(runtime, Came::Left);
-            recover(runtime, &client, Failure::Left, end);
+            effects::step(runtime, &client, Session::worker_left);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Bodies, Failure, Header};
+use crate::admission::Waiter;
 use crate::budget::Budget;
 use crate::fleet::Worker;
 use crate::handoff::terminal::Terminal;
@@ -85,6 +86,10 @@ pub enum Effect<'a> {
     CallOff(AbortLeg, u64),
     /// The prefill worker drops what it is doing.
     Abort(AbortLeg),
+    /// The same at the end of the stream, whose own context makes the call: no answer is awaited.
+    AbortAtEnd(AbortLeg),
+    /// The request no longer waits for a worker.
+    LeaveQueue(Waiter),
     /// Metrics and the log get a note.
     Note(Note),
 }
@@ -106,11 +111,19 @@ pub enum OnStream<'a> {
     ReleaseHeld,
     /// No other worker takes over: the error that is held back goes on.
     PassHeld,
+    /// The answer, which the client reads, is broken off for this reason.
+    BreakOff(&'static str),
 }
 
 impl<'a> From<OnStream<'a>> for Effect<'a> {
     fn from(done: OnStream<'a>) -> Self {
         Self::OnStream(done)
+    }
+}
+
+impl From<Note> for Effect<'_> {
+    fn from(note: Note) -> Self {
+        Self::Note(note)
     }
 }
 
@@ -145,6 +158,13 @@ pub enum Note {
         failure: &'static str,
         /// What came of the last one.
         came: Came,
+    },
+    /// The worker has broken its answer off.
+    BrokenOff,
+    /// The request has ended.
+    Ended {
+        /// First digit of the status that the client got; 0: none.
+        status_class: usize,
     },
     /// The fate of a hand-off.
     HandedOff(Handed),

@@ -4,6 +4,7 @@ mod bodies;
 mod complete;
 mod deadlines;
 mod effect;
+mod ended;
 mod failure;
 mod prefilled;
 mod recovery;
@@ -268,7 +269,7 @@ impl Session {
     }
 
     /// Ends the session with its stream; returns the stage that it ended in.
-    pub fn end(&mut self) -> Stage {
+    fn end(&mut self) -> Stage {
         self.response.set_prefill(ConcurrentPrefill::Nothing);
         self.held_reply = None;
         std::mem::replace(&mut self.stage, Stage::Ended)

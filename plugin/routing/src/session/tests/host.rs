@@ -8,7 +8,6 @@ use crate::budget::{Budget, HeldBytes, Share};
 use crate::config::{Config, Pool};
 use crate::fleet::{Fleet, Worker};
 use crate::handoff::LegOrder;
-use crate::outcome::Came;
 use crate::request::Generation;
 use crate::route::fate::Fate;
 use crate::route::{CallEnd, Plan, PlanInput, PrefillPhase, Router};
@@ -223,6 +222,8 @@ impl Host {
             Effect::CleanUp(..)
                 | Effect::CallOff(..)
                 | Effect::Abort(_)
+                | Effect::AbortAtEnd(_)
+                | Effect::LeaveQueue(_)
                 | Effect::Note(_)
                 | Effect::KeepRequest
                 | Effect::CopyRequest
@@ -268,7 +269,12 @@ impl Host {
             Effect::Note(Note::HandedOff(_) | Note::Leaked { .. }) => self.fates += 1,
             Effect::Note(Note::RunsWhole { .. }) => self.runs_whole = true,
             Effect::Note(Note::Recovers { .. }) => self.placements += 1,
-            Effect::Note(_) | Effect::Abort(_) | Effect::Watch => {}
+            Effect::OnStream(OnStream::BreakOff(_)) => self.answered(),
+            Effect::Note(_)
+            | Effect::Abort(_)
+            | Effect::AbortAtEnd(_)
+            | Effect::LeaveQueue(_)
+            | Effect::Watch => {}
         }
     }
 
@@ -345,7 +351,7 @@ impl Host {
             Event::Decode(answer) => self.answer_decode(ANSWERS[answer]),
             Event::Refused => self.leave_unanswered(REFUSED),
             Event::Reset => self.reset(),
-            Event::Silence => self.fail(Came::TimedOut, Failure::Silent),
+            Event::Silence => self.fail(Session::timed_out),
             Event::Departure(id) => self.depart(id),
             Event::Leaving => self.leave(),
         }
@@ -454,10 +460,7 @@ impl Host {
         if self.session.stage == Stage::Forwarded && self.session.response.is_unread() {
             self.session.response.hold();
             let _ = self.session.response.success(super::STREAM);
-            if let Some(came) = self.session.response.outcome(StreamEnd::BrokenOff) {
-                self.session.leg_ended(&mut self.router, came);
-            }
-            self.leave();
+            self.end_stream(StreamEnd::BrokenOff);
         }
     }
 
@@ -477,14 +480,13 @@ impl Host {
         }
     }
 
-    fn fail(&mut self, came: Came, failure: Failure) {
+    fn fail(&mut self, fail: fn(&mut Session, &mut StepContext<'_>) -> Vec<Effect<'static>>) {
         let is_due = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
         if !is_due || self.answers > 0 || self.takeover() == Takeover::Impossible {
             return;
         }
         self.decode = Decode::None;
-        let end = self.session.leg_ended(&mut self.router, came);
-        self.step(|session, with| session.replace_leg(with, failure, end));
+        self.step(fail);
     }
 
     fn depart(&mut self, id: u64) {
@@ -495,26 +497,21 @@ impl Host {
         self.router.adopt(Fleet::new(version, staying));
         let left: Vec<_> = left.into_iter().filter(|known| known.0 == id).collect();
         if self.session.awaits(&left) {
-            self.fail(Came::Left, Failure::Left);
+            self.fail(Session::worker_left);
         }
     }
 
-    /// As the filter does at the end of a stream.
     fn leave(&mut self) {
+        self.end_stream(StreamEnd::Other);
+    }
+
+    /// As the filter does at the end of a stream.
+    fn end_stream(&mut self, end: StreamEnd) {
         if self.is_gone {
             return;
         }
         self.is_gone = true;
-        let stage = self.session.end();
-        if let Some(handed) = self.session.handed.take() {
-            self.carry_out(Effect::Note(Note::HandedOff(handed)));
-        }
-        if matches!(stage, Stage::Prefilling | Stage::Recovering) {
-            self.keep_request();
-        }
-        self.session.abort = None;
-        self.session.assignment.release();
-        self.router.request_ended(&self.session.assignment);
+        self.step(|session, with| session.stream_ended(with, || end == StreamEnd::BrokenOff));
         self.bodies.end();
         self.decode = Decode::None;
     }
@@ -567,12 +564,14 @@ fn name(effect: &Effect<'_>) -> String {
         }
         Effect::OnStream(OnStream::ReleaseHeld) => "release held".to_owned(),
         Effect::OnStream(OnStream::PassHeld) => "pass held".to_owned(),
+        Effect::OnStream(OnStream::BreakOff(reason)) => format!("break off: {reason}"),
         Effect::Watch => "reset in a round".to_owned(),
         Effect::CopyRequest => "copy request".to_owned(),
         Effect::KeepRequest => "keep request".to_owned(),
         Effect::CleanUp(..) => "clean up".to_owned(),
         Effect::CallOff(..) => "call off".to_owned(),
-        Effect::Abort(_) => "abort".to_owned(),
+        Effect::Abort(_) | Effect::AbortAtEnd(_) => "abort".to_owned(),
+        Effect::LeaveQueue(_) => "leave queue".to_owned(),
         Effect::Note(note) => format!("({})", name_of_note(note)),
     }
 }
@@ -585,6 +584,8 @@ fn name_of_note(note: &Note) -> &'static str {
         Note::PrefillReplaced { .. } => "prefill replaced",
         Note::RunsWhole { .. } => "runs whole",
         Note::Recovers { .. } => "recovers",
+        Note::BrokenOff => "broken off",
+        Note::Ended { .. } => "ended",
         Note::HandedOff(handed) => match handed.fate {
             Fate::Fetched => "fetched",
             Fate::Leaked => "leaked",
