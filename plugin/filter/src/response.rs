@@ -9,11 +9,11 @@ use proxy_wasm::types::Action;
 use routing::outcome::Came;
 use routing::route::Refusal;
 use routing::session::{
-    AnswerStep, ContentLength, Failure, LegEnd, Passed, Piece, Stage, SuccessHead,
+    AfterError, AnswerStep, ContentLength, ErrorOrigin, Passed, Piece, Stage, SuccessHead,
 };
 
 use crate::host::{self, Buffer, Headers, Map};
-use crate::legs::{cleanup, marks, recovery};
+use crate::legs::{cleanup, effects, marks, recovery};
 use crate::planning::{self, EffectiveContext};
 use crate::vm::{InStream, PoolRuntime};
 
@@ -45,48 +45,39 @@ impl Reading {
         }
         match status.first() {
             Some(b'2') => success(runtime, stream, &received),
-            _ => self.error(runtime, stream, status, end),
+            _ => self.error(runtime, stream, status),
         }
     }
 
-    fn error(
-        &mut self,
-        runtime: &PoolRuntime,
-        stream: &InStream,
-        status: &[u8],
-        end: bool,
-    ) -> Action {
+    fn error(&mut self, runtime: &PoolRuntime, stream: &InStream, status: &[u8]) -> Action {
         let details = host::property(&["response", "code_details"]).unwrap_or_default();
-        let outcome = match status.first() {
-            _ if details == b"via_upstream" => answered_with_error(runtime, stream, code(status)),
-            Some(b'5') => unanswered(runtime, stream, &details),
-            _ => None,
+        let origin = match details.as_slice() {
+            b"via_upstream" => {
+                marks::mark(runtime, stream);
+                ErrorOrigin::Worker
+            }
+            details => ErrorOrigin::Proxy {
+                details,
+                last: marks::last_tried(),
+            },
         };
-        if let Some((failure, end)) = outcome {
-            recovery::begin(runtime, stream, failure, end);
-            return Action::Pause;
+        let after = effects::lent(runtime, stream, |session, with| {
+            session.error_came(with, code(status), origin)
+        });
+        match after {
+            AfterError::Recover(failure, end) => {
+                recovery::begin(runtime, stream, failure, end);
+                return Action::Pause;
+            }
+            AfterError::Pass(effects) => cleanup::submit(runtime, stream, effects),
+            AfterError::Rewrite(refusal) => self.rewrite(runtime, stream, &refusal),
         }
-        if status == b"503" && details != b"via_upstream" && !end {
-            self.nobody_reached(runtime, stream);
-        }
-        // An error says nothing about the worker's speed.
-        let session = &mut *stream.session();
-        session.assignment.release();
-        session.response.pass_held();
         Action::Continue
     }
 
     /// The proxy reached no worker: the error gets the shape of the filter's other errors.
-    fn nobody_reached(&mut self, runtime: &PoolRuntime, stream: &InStream) {
-        let what = match runtime.router().pool().rules().reaches_workers {
-            false => "frontend",
-            true => "decode worker",
-        };
-        let refusal = Refusal::Unreachable {
-            what,
-            tried: stream.tried(),
-        };
-        runtime.note_refusal(stream.ids(), &refusal);
+    fn rewrite(&mut self, runtime: &PoolRuntime, stream: &InStream, refusal: &Refusal) {
+        runtime.note_refusal(stream.ids(), refusal);
         log::warn!("[{}] {refusal}", stream.ids());
         let json = refusal.to_json();
         let length = json.len().to_string();
@@ -178,49 +169,13 @@ fn success(runtime: &PoolRuntime, stream: &InStream, received: &Headers) -> Acti
     carry_out(runtime, stream, step)
 }
 
-/// Records a worker's error; the failure, if another worker is to be asked.
-fn answered_with_error(
-    runtime: &PoolRuntime,
-    stream: &InStream,
-    status: u16,
-) -> Option<(Failure, LegEnd)> {
-    marks::mark(runtime, stream);
-    let takeover = stream.takeover();
-    let failed = stream
-        .session()
-        .answered_with_error(&mut runtime.router_mut(), status, takeover);
-    if failed.is_none() {
-        cleanup::give_up(runtime, stream);
-    }
-    failed
-}
-
-/// Records that no worker answered; the failure, if another worker is to be asked.
-fn unanswered(
-    runtime: &PoolRuntime,
-    stream: &InStream,
-    details: &[u8],
-) -> Option<(Failure, LegEnd)> {
-    let last = marks::last_tried();
-    let outcome = stream
-        .session()
-        .unanswered(&mut runtime.router_mut(), last, details);
-    stream.may_recover().then_some(outcome)
-}
-
-/// Reads the new bytes: the first token ends the prefill charge, further tokens let the decode charge grow.
+/// Reads the new bytes. The first token ends the prefill charge, which may make room for a request that waits.
 fn read(runtime: &Rc<PoolRuntime>, stream: &InStream, piece: Piece<'_>) {
-    let mut session = stream.session();
-    let is_first_token = session.response.read(piece);
-    let tokens = session.response.tokens();
-    session.assignment.generated(tokens);
-    if !is_first_token {
+    if !stream.session().read(piece) {
         return;
     }
     let now = runtime.vm.now();
-    session.assignment.first_token(now);
-    session.response.first_token_at(now);
-    drop(session);
+    stream.session().first_token(now);
     runtime.metrics.first_token(now.saturating_sub(stream.came));
     if planning::call_waiting(runtime) == EffectiveContext::Changed {
         InStream::enter(stream);
@@ -241,8 +196,10 @@ fn carry_out(runtime: &PoolRuntime, stream: &InStream, step: AnswerStep) -> Acti
             if came == Came::Empty {
                 log::warn!("[{}] its worker answered nothing", stream.ids());
             }
-            let end = stream.leg_ended(runtime, came);
-            recovery::begin(runtime, stream, Failure::of_answer(came), end);
+            let (failure, end) = effects::lent(runtime, stream, |session, with| {
+                session.success_failed(with, came)
+            });
+            recovery::begin(runtime, stream, failure, end);
             Action::Pause
         }
         AnswerStep::BreakOff(reason) => {

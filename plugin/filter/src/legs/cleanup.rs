@@ -95,10 +95,10 @@ pub fn start(runtime: &PoolRuntime, client: &Rc<Stream>, leg: &CleanUpLeg, prefi
     runtime.calls.borrow_mut().run(token, call);
 }
 
-/// Gives up what prefill has computed for a decode leg that did not begin with it. Called from the stream's own callback.
-pub fn give_up(runtime: &PoolRuntime, client: &Rc<Stream>) {
-    let follows = client.session().give_up_handoff(&mut runtime.router_mut());
-    for effect in follows {
+/// Carries out the effects of a hand-off that is given up. Called from the stream's own callback, so that calls are left to the
+/// root.
+pub fn submit(runtime: &PoolRuntime, client: &Rc<Stream>, effects: Vec<Effect<'static>>) {
+    for effect in effects {
         match effect {
             Effect::CleanUp(leg, prefill) => {
                 let blocks = leg.blocks;

@@ -16,18 +16,24 @@ pub fn step<'a>(
     client: &Rc<Stream>,
     take: impl FnOnce(&mut Session, &mut StepContext<'_>) -> Vec<Effect<'a>>,
 ) {
-    let effects = {
-        let mut with = StepContext {
-            router: &mut runtime.router_mut(),
-            bodies: &mut client.bodies(),
-            budget: runtime.replay_budget(),
-            now: runtime.now(),
-        };
-        take(&mut client.session(), &mut with)
-    };
-    for effect in effects {
+    for effect in lent(runtime, client, take) {
         carry_out(runtime, client, effect);
     }
+}
+
+/// Takes a step of a request's session, which is lent what it does not own.
+pub fn lent<T>(
+    runtime: &PoolRuntime,
+    client: &Stream,
+    take: impl FnOnce(&mut Session, &mut StepContext<'_>) -> T,
+) -> T {
+    let mut with = StepContext {
+        router: &mut runtime.router_mut(),
+        bodies: &mut client.bodies(),
+        budget: runtime.replay_budget(),
+        now: runtime.now(),
+    };
+    take(&mut client.session(), &mut with)
 }
 
 /// Carries out an effect: a call is made by the root, and so is only asked for there.

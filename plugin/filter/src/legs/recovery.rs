@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use routing::outcome::Came;
 use routing::route::{CallEnd, Dispatch, Refusal};
-use routing::session::{Due, Failure, LegEnd, Session, Stage};
+use routing::session::{Due, Failure, LegEnd, Session, Stage, Takeover};
 
 use super::calls::{self, ClientRequest};
 use super::{effects, marks, prefill};
@@ -121,7 +121,7 @@ pub fn see_to_left(runtime: &PoolRuntime) {
         return;
     }
     for client in runtime.waiting_for(&left) {
-        if client.may_recover() && InStream::enter(&client).is_some() {
+        if client.takeover() == Takeover::Possible && InStream::enter(&client).is_some() {
             effects::step(runtime, &client, Session::worker_left);
         }
     }

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use routing::budget::Share;
 use routing::ids::Ids;
-use routing::outcome::Came;
 use routing::route::Dispatch;
-use routing::session::{Bodies, LegEnd, ReplayBuffer, Session, Stage, Takeover};
+use routing::session::{Bodies, ReplayBuffer, Session, Stage, Takeover};
 
 use super::RoutingHeaders;
 use super::{InStream, PoolRuntime};
@@ -93,21 +92,8 @@ impl Stream {
     }
 
     /// Whether another worker may take the place of one that fails.
-    pub fn may_recover(&self) -> bool {
-        self.bodies().replay.is_some() && self.session().assignment.may_recover()
-    }
-
-    /// [`Self::may_recover`], for the answer that has come.
     pub fn takeover(&self) -> Takeover {
-        match self.may_recover() {
-            true => Takeover::Possible,
-            false => Takeover::Impossible,
-        }
-    }
-
-    /// Records how the leg that the client waits for has ended, and what that means.
-    pub fn leg_ended(&self, runtime: &PoolRuntime, came: Came) -> LegEnd {
-        self.session().leg_ended(&mut runtime.router_mut(), came)
+        self.session().takeover(&self.bodies())
     }
 
     /// The number of destinations that were tried.

@@ -5,6 +5,7 @@ mod complete;
 mod deadlines;
 mod effect;
 mod ended;
+mod error;
 mod failure;
 mod prefilled;
 mod recovery;
@@ -18,6 +19,7 @@ mod tests;
 pub use bodies::{Bodies, CleanupRequest, ReplayBuffer};
 pub use complete::CompleteAnswer;
 pub use effect::{CallAnswer, Effect, Note, OnStream, StepContext, WorkerReply};
+pub use error::{AfterError, ErrorOrigin};
 pub use failure::{Failure, LastAnswer, LegEnd};
 use failure::{after_error, came_of_call};
 pub use response::{ConcurrentPrefill, Response, SuccessHead};
@@ -31,7 +33,7 @@ use std::time::Duration;
 use crate::admission::Waiter;
 use crate::budget::Share;
 use crate::fleet::{Worker, WorkerId};
-use crate::outcome::{Came, of_words};
+use crate::outcome::Came;
 use crate::request::Generation;
 use crate::route::fate::Handed;
 use crate::route::{AbortLeg, Assignment, Dispatch, Router};
@@ -157,7 +159,7 @@ impl Session {
     }
 
     /// Records how the leg that the client waits for has ended, and what that means.
-    pub fn leg_ended(&mut self, router: &mut Router, came: Came) -> LegEnd {
+    fn leg_ended(&mut self, router: &mut Router, came: Came) -> LegEnd {
         LegEnd::record(router, &mut self.assignment, came)
     }
 
@@ -172,40 +174,12 @@ impl Session {
         refused
     }
 
-    /// Records that a worker answered with an error; how the leg has failed, if another worker is to be asked.
-    pub fn answered_with_error(
-        &mut self,
-        router: &mut Router,
-        status: u16,
-        takeover: Takeover,
-    ) -> Option<(Failure, LegEnd)> {
-        let end = self.leg_ended(router, Came::Status(status));
-        let failure = after_error(&end, status, &self.assignment, takeover)?;
-        Some((failure, end))
-    }
-
-    /// Records the end of a leg that no worker answered: destinations before the one tried `last` took no connection, and the
-    /// proxy's `details` say what became of the last.
-    pub fn unanswered(
-        &mut self,
-        router: &mut Router,
-        last: Option<SocketAddr>,
-        details: &[u8],
-    ) -> (Failure, LegEnd) {
-        if let Some(last) = last
-            && router.pool().rules().reaches_workers
-        {
-            router.took_no_connection(self.tried.before(last));
-            router.served_by(&mut self.assignment, last);
+    /// Whether another worker may take the place of one that fails, as far as the request and what is kept of it allow.
+    pub fn takeover(&self, bodies: &Bodies) -> Takeover {
+        match bodies.replay.is_some() && self.assignment.may_recover() {
+            true => Takeover::Possible,
+            false => Takeover::Impossible,
         }
-        // Destinations behind it in the list have not been tried.
-        self.tried.reached(last);
-        let unknown = match last {
-            Some(_) => Came::Cut,
-            None => Came::NotSent,
-        };
-        let came = of_words(details).unwrap_or(unknown);
-        (Failure::of_no_answer(came), self.leg_ended(router, came))
     }
 
     /// Notes that the client has begun to read: no other worker can take over any more.
@@ -231,6 +205,19 @@ impl Session {
             self.abort = None;
         }
         self.response.prefill_is_good() && self.stage == Stage::Forwarded
+    }
+
+    /// Reads what is new in a piece of the answer: further tokens let the decode charge grow. Whether the first token has come.
+    pub fn read(&mut self, piece: Piece<'_>) -> bool {
+        let is_first_token = self.response.read(piece);
+        self.assignment.generated(self.response.tokens());
+        is_first_token
+    }
+
+    /// Notes that the first token came at `now`: the prompt has been read.
+    pub fn first_token(&mut self, now: Duration) {
+        self.assignment.first_token(now);
+        self.response.first_token_at(now);
     }
 
     /// Whether a piece of the answer passes unread. Any piece renews a booking, whatever it contains.

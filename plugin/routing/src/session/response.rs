@@ -190,6 +190,11 @@ impl Response {
         self.has_ended = true;
     }
 
+    /// Whether the answer has ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// The headers of a success.
     pub fn success(&mut self, head: SuccessHead<'_>) -> (AnswerStep, ContentLength) {
         if !head.is_charged && self.edits.is_none() {

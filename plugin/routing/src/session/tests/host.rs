@@ -395,13 +395,6 @@ impl Host {
         }
     }
 
-    fn takeover(&self) -> Takeover {
-        match self.bodies.replay.is_some() && self.session.assignment.may_recover() {
-            true => Takeover::Possible,
-            false => Takeover::Impossible,
-        }
-    }
-
     fn answer_decode(&mut self, answer: CallEnd<'_>) {
         match std::mem::replace(&mut self.decode, Decode::None) {
             Decode::None => {}
@@ -438,20 +431,26 @@ impl Host {
             }
             return;
         }
-        let takeover = self.takeover();
-        let failed = self
-            .session
-            .answered_with_error(&mut self.router, status, takeover);
-        match failed {
-            Some((failure, end)) => {
+        self.fail_forwarded(status, ErrorOrigin::Worker);
+    }
+
+    fn fail_forwarded(&mut self, status: u16, origin: ErrorOrigin<'_>) {
+        let mut after = None;
+        self.step(|session, with| {
+            after = Some(session.error_came(with, status, origin));
+            Vec::new()
+        });
+        match after.unwrap() {
+            AfterError::Recover(failure, end) => {
                 self.step(|session, with| session.replace_leg(with, failure, end));
             }
-            None => {
+            AfterError::Pass(effects) => {
                 self.answers += 1;
-                self.step(|session, with| session.give_up_handoff(with.router));
-                self.session.assignment.release();
-                self.session.response.pass_held();
+                for effect in effects {
+                    self.carry_out(effect);
+                }
             }
+            AfterError::Rewrite(_) => self.answered(),
         }
     }
 
@@ -470,19 +469,16 @@ impl Host {
             return;
         }
         self.decode = Decode::None;
-        let takeover = self.takeover();
-        let (failure, end) = self.session.unanswered(&mut self.router, None, details);
-        match takeover {
-            Takeover::Possible => {
-                self.step(|session, with| session.replace_leg(with, failure, end));
-            }
-            Takeover::Impossible => self.answered(),
-        }
+        let last = None;
+        self.fail_forwarded(503, ErrorOrigin::Proxy { details, last });
     }
 
     fn fail(&mut self, fail: fn(&mut Session, &mut StepContext<'_>) -> Vec<Effect<'static>>) {
         let is_due = self.session.stage == Stage::Forwarded && self.session.response.is_unread();
-        if !is_due || self.answers > 0 || self.takeover() == Takeover::Impossible {
+        if !is_due
+            || self.answers > 0
+            || self.session.takeover(&self.bodies) == Takeover::Impossible
+        {
             return;
         }
         self.decode = Decode::None;
