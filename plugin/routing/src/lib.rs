@@ -104,4 +104,5 @@ pub mod selection;
 pub mod session;
 pub mod sharing;
 pub mod topology;
+pub mod transfer;
 pub mod uploads;

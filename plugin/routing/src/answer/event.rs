@@ -9,6 +9,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::value::{AnswerPart, Parts, Reason, Says, Word};
+use crate::transfer::IN_ANSWERS;
 
 /// Contents of a document.
 #[derive(Debug, Default)]
@@ -475,13 +476,11 @@ impl<'de> Visitor<'de> for ChoiceVisitor {
                 "delta" | "message" => says |= object.next_value::<AnswerPart<'_>>()?.says,
                 "finish_reason" => reason = object.next_value()?,
                 "error" => error |= object.next_value::<Says>()?.0,
-                "index"
-                | "stop_reason"
-                | "matched_stop"
-                | "prompt_token_ids"
-                | "prompt_logprobs"
-                | "kv_transfer_params"
-                | "disaggregated_params" => {
+                "index" | "stop_reason" | "matched_stop" | "prompt_token_ids"
+                | "prompt_logprobs" => {
+                    object.next_value::<IgnoredAny>()?;
+                }
+                key if IN_ANSWERS.contains(&key) => {
                     object.next_value::<IgnoredAny>()?;
                 }
                 _ => says |= object.next_value::<Says>()?.0,

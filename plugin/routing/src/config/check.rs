@@ -224,7 +224,7 @@ impl Pool {
         match decode_only {
             true if self.rules().order != LegOrder::Sequential => Err(value(
                 &path,
-                "decode_only works with nixl, mooncake and trtllm only: elsewhere decode runs already, or out of the filter's sight, when prefill fails",
+                "decode_only works only with a protocol whose decode waits for prefill, such as nixl: elsewhere decode runs already, or out of the filter's sight, when prefill fails",
             )),
             true if self.enforce_disagg => Err(value(
                 &path,

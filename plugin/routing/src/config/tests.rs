@@ -53,7 +53,10 @@ fn an_error_names_the_path_and_what_would_be_right() {
             pool(
                 r#""protocol":"sglang","on_prefill_failure":["decode_only"],"decode":{"runs_whole_requests":true},"discovery":{"static":{"workers":[]}}"#,
             ),
-            &["on_prefill_failure", "nixl, mooncake and trtllm only"],
+            &[
+                "on_prefill_failure",
+                "decode waits for prefill, such as nixl",
+            ],
         ),
         (
             pool(r#""protocol":"direct","discovery":{"static":{"workers":[]}}"#),

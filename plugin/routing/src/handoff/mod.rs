@@ -20,7 +20,8 @@ pub use protocol::{AbortCall, Handoff, HandoffPair, LegOrder, Prefill, Protocol,
 pub use staged::Staged;
 
 use crate::json::Edits;
-use crate::request::{HANDOFF_FIELDS, Request};
+use crate::request::Request;
+use crate::transfer::{IN_REQUESTS, TransferField};
 
 /// A header of a leg. Set, never added, so that a client's own value does not remain beside it.
 pub type HeaderValue = (&'static str, String);
@@ -38,16 +39,16 @@ pub const MAX_CALL_ANSWER: usize = 32 * 1024 * 1024;
 pub fn without_handoff_fields(request: &Request<'_>) -> Option<Edits> {
     let mut edits = request.body.edit();
     let mut found = false;
-    for name in HANDOFF_FIELDS {
+    for name in IN_REQUESTS {
         found |= edits.remove_all(&request.body, name);
     }
     found.then_some(edits)
 }
 
 /// The edits of the client's body, with those that remove these members.
-fn without(request: &Request<'_>, names: &[&str], mut edits: Edits) -> Edits {
-    for name in names {
-        edits.remove_all(&request.body, name);
+fn without(request: &Request<'_>, fields: &[TransferField], mut edits: Edits) -> Edits {
+    for field in fields {
+        edits.remove_all(&request.body, field.name());
     }
     edits
 }

@@ -16,8 +16,9 @@ use super::{MAX_HANDOFF, hosts, one_token, without};
 use crate::json::{Edits, Object, count_numbers};
 use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
+use crate::transfer::KV_TRANSFER;
 
-pub(super) const PARAMS: &str = "kv_transfer_params";
+pub(super) const PARAMS: &str = KV_TRANSFER.name();
 const BLOCK_IDS: &str = "remote_block_ids";
 /// Set where blocks wait to be fetched: without it decode would compute the prompt itself.
 const TO_FETCH: &str = "do_remote_prefill";
@@ -127,12 +128,12 @@ impl Handoff for NixlHandoff {
 /// Edits that make the client's body request one token, unstreamed, for the prefill leg and for the leg that fetches blocks
 /// left behind by a client; without the hand-off.
 pub fn cleanup_edits(request: &Request<'_>) -> Edits {
-    without(request, &[PARAMS], one_token::edits(request))
+    without(request, &[KV_TRANSFER], one_token::edits(request))
 }
 
 /// Edits that make the client's body the decode leg's, except for the hand-off, which only prefill's answer contains.
 pub fn decode_edits(request: &Request<'_>) -> Edits {
-    without(request, &[PARAMS], request.body.edit())
+    without(request, &[KV_TRANSFER], request.body.edit())
 }
 
 /// The `kv_transfer_params` of a prefill answer, passed on byte for byte, because their fields differ by version.

@@ -22,6 +22,7 @@ use crate::json::Edits;
 use crate::refusal::Refusal;
 use crate::rendezvous::NotServed;
 use crate::request::{Generation, Prompts, Request, Sequences};
+use crate::transfer::{BOOTSTRAP_HOST, BOOTSTRAP_PORT, BOOTSTRAP_ROOM};
 
 /// The rank that serves a leg.
 const RANK: &str = "routed_dp_rank";
@@ -32,15 +33,8 @@ const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 /// The rank that serves a leg, under the name of older releases; newer ones still read it.
 const OLD_RANK: &str = "data_parallel_rank";
 
-/// The fields of a hand-off, and the ranks: the router picks them, and the rooms are aligned to them.
-const FIELDS: [&str; 6] = [
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    RANK,
-    PREFILL_RANK,
-    OLD_RANK,
-];
+/// The ranks: the router picks them, and the rooms are aligned to them.
+const RANKS: [&str; 3] = [RANK, PREFILL_RANK, OLD_RANK];
 
 /// Maximum sequences in one request: each needs a room, and a small body must not request millions.
 const MOST_SEQUENCES: u64 = 1024;
@@ -244,9 +238,9 @@ impl Bootstrap {
                 format!("[{numbers}]"),
             ),
         };
-        edits.insert("bootstrap_host", host);
-        edits.insert("bootstrap_port", port);
-        edits.insert("bootstrap_room", room);
+        edits.insert(BOOTSTRAP_HOST.name(), host);
+        edits.insert(BOOTSTRAP_PORT.name(), port);
+        edits.insert(BOOTSTRAP_ROOM.name(), room);
     }
 }
 
@@ -273,12 +267,22 @@ fn put_decode_ranks(prefill: Option<u32>, decode: Option<u32>, edits: &mut Edits
 
 /// Edits of the decode leg, without the hand-off.
 fn decode_edits(request: &Request<'_>) -> Edits {
-    without(request, &FIELDS, request.body.edit())
+    without_picked(request, request.body.edit())
+}
+
+/// The edits, with those that remove the hand-off and the ranks.
+fn without_picked(request: &Request<'_>, edits: Edits) -> Edits {
+    let fields = [BOOTSTRAP_HOST, BOOTSTRAP_PORT, BOOTSTRAP_ROOM];
+    let mut edits = without(request, &fields, edits);
+    for rank in RANKS {
+        edits.remove_all(&request.body, rank);
+    }
+    edits
 }
 
 /// Edits of the prefill leg, without the hand-off.
 fn prefill_edits(request: &Request<'_>) -> Edits {
-    let mut edits = without(request, &FIELDS, one_token::edits(request));
+    let mut edits = without_picked(request, one_token::edits(request));
     // The router uses an id of its own to abort the request at the worker: of two, the last one would count.
     edits.remove_all(&request.body, "rid");
     edits

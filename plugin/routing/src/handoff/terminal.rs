@@ -8,9 +8,7 @@ mod events;
 use crate::answer::{End, Verdict};
 use crate::json::{each_edited, edited};
 use crate::request::AnswerForm;
-
-/// Fields of a transfer, which are not for clients.
-pub(super) const TRANSFER_FIELDS: [&str; 2] = ["kv_transfer_params", "disaggregated_params"];
+use crate::transfer::{DISAGGREGATED, IN_ANSWERS};
 
 /// Token ids that TensorRT-LLM returns for decode. Other engines return them only on request.
 const PROMPT_IDS: &str = "prompt_token_ids";
@@ -53,33 +51,30 @@ impl Terminal {
 /// The answer without the fields of the transfer, every other byte unchanged.
 fn without_transfer(answer: &[u8]) -> Option<String> {
     let answer = std::str::from_utf8(answer).ok()?;
-    let [kv, params] = TRANSFER_FIELDS;
-    edited(
-        answer,
-        &[kv, params, PROMPT_IDS, "choices"],
-        |object, edits| {
-            let mut is_context = object.get(params).is_some();
-            for member in object.all("choices") {
-                let cleaned = each_edited(member.value, |_, choice| {
-                    let cleaned = choice_without_transfer(choice)?;
-                    is_context = true;
-                    Some(cleaned)
-                });
-                if let Some(cleaned) = cleaned {
-                    edits.replace(member, cleaned);
-                }
+    let known = [IN_ANSWERS.as_slice(), &[PROMPT_IDS, "choices"]].concat();
+    let params = DISAGGREGATED.name();
+    edited(answer, &known, |object, edits| {
+        let mut is_context = object.get(params).is_some();
+        for member in object.all("choices") {
+            let cleaned = each_edited(member.value, |_, choice| {
+                let cleaned = choice_without_transfer(choice)?;
+                is_context = true;
+                Some(cleaned)
+            });
+            if let Some(cleaned) = cleaned {
+                edits.replace(member, cleaned);
             }
-            let ids = is_context.then_some(PROMPT_IDS);
-            for name in TRANSFER_FIELDS.into_iter().chain(ids) {
-                edits.remove_all(object, name);
-            }
-        },
-    )
+        }
+        let ids = is_context.then_some(PROMPT_IDS);
+        for name in IN_ANSWERS.into_iter().chain(ids) {
+            edits.remove_all(object, name);
+        }
+    })
 }
 
 /// A choice without TensorRT-LLM's parameters; none where the choice has none.
 fn choice_without_transfer(choice: &str) -> Option<String> {
-    let [_, params] = TRANSFER_FIELDS;
+    let params = DISAGGREGATED.name();
     let mut is_there = false;
     let cleaned = edited(choice, &[params], |object, edits| {
         is_there = edits.remove_all(object, params);

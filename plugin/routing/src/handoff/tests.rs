@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use super::binding::{Binding, Bootstrap, EngineIds};
 use super::rooms::Rooms;
-use super::terminal::TRANSFER_FIELDS;
 use super::{Handoff, HandoffPair, LegOrder, Prefill};
 use crate::config::ProtocolName;
 use crate::fleet::{Role, Target, Worker, WorkerId};
-use crate::request::{Generation, HANDOFF_FIELDS, Request};
+use crate::request::{Generation, Request};
+use crate::transfer::{IN_ANSWERS, IN_REQUESTS};
 
 const BODY: &str = r#"{"model":"m","messages":[],"stream":true}"#;
 
@@ -131,10 +131,10 @@ fn assert_reserved(decode_leg: &str, answer: &str) {
     let leg: BTreeMap<String, Value> = serde_json::from_str(decode_leg).unwrap();
     for field in leg.keys().filter(|field| !BODY.contains(field.as_str())) {
         let quoted = format!("\"{field}\"");
-        assert!(HANDOFF_FIELDS.contains(&field.as_str()), "{field}");
+        assert!(IN_REQUESTS.contains(&field.as_str()), "{field}");
         let is_from_answer = answer.contains(&quoted);
         assert!(
-            !is_from_answer || TRANSFER_FIELDS.contains(&field.as_str()),
+            !is_from_answer || IN_ANSWERS.contains(&field.as_str()),
             "{field}"
         );
     }

@@ -14,8 +14,9 @@ use crate::answer::{End, Verdict, usage};
 use crate::json::{Edits, Object, ValueSpan, edited, elements, length};
 use crate::refusal::Refusal;
 use crate::request::{Generation, Request};
+use crate::transfer::DISAGGREGATED;
 
-const PARAMS: &str = "disaggregated_params";
+const PARAMS: &str = DISAGGREGATED.name();
 const REQUEST_TYPE: &str = "request_type";
 const CTX_USAGE: &str = "ctx_usage";
 /// Numbers by which decode finds the context. Newer engines identify a request by the second.
@@ -113,7 +114,7 @@ impl Handoff for TrtllmHandoff {
 
 /// Edits that make the client's body the prefill leg's, without the member of [`context_only`].
 pub fn prefill_edits(request: &Request<'_>) -> Edits {
-    without(request, &[PARAMS], one_token::edits(request))
+    without(request, &[DISAGGREGATED], one_token::edits(request))
 }
 
 /// The member that makes a leg a prefill leg. `id` is used once, 2^62 ≤ `id` < 2^63.
@@ -148,7 +149,7 @@ impl GenerationLeg {
             _ => PROMPT_IDS,
         };
         Self {
-            edits: without(request, &[PARAMS], edits),
+            edits: without(request, &[DISAGGREGATED], edits),
             ids_name,
             ids_at: request
                 .body

@@ -9,15 +9,7 @@ use memchr::memmem;
 
 use crate::json::{Object, says_nothing};
 use crate::refusal::Refusal;
-
-/// The fields that hand one leg over to another, in all protocols: a client must not set them.
-pub const HANDOFF_FIELDS: [&str; 5] = [
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
-];
+use crate::transfer::IN_REQUESTS;
 
 /// Field that hands over an encoder's output for an image. No hand-off of the router, but clients must not set it either.
 const ENCODED: &str = "ec_transfer_params";
@@ -27,14 +19,14 @@ const EXTRA: &str = "vllm_xargs";
 
 /// The first hand-off field with a value.
 pub(super) fn own_handoff(body: &Object<'_>) -> Option<&'static str> {
-    HANDOFF_FIELDS.into_iter().find(|name| is_set(body, name))
+    IN_REQUESTS.into_iter().find(|name| is_set(body, name))
 }
 
 /// The first hand-off field with a value, including other fields that an engine takes for one.
 pub(super) fn forged(body: &Object<'_>) -> Option<&'static str> {
     let in_extra = || {
         body.all(EXTRA).any(|extra| {
-            let extra = Object::parse(extra.value.as_bytes(), &HANDOFF_FIELDS);
+            let extra = Object::parse(extra.value.as_bytes(), &IN_REQUESTS);
             extra.is_ok_and(|extra| own_handoff(&extra).is_some())
         })
     };
@@ -49,12 +41,12 @@ fn is_set(body: &Object<'_>, name: &str) -> bool {
 
 /// The hand-off field in a body that is not read here, though an engine may read it.
 fn forged_unread(body: &[u8]) -> Option<&'static str> {
-    let members: Vec<&str> = HANDOFF_FIELDS.into_iter().chain([ENCODED, EXTRA]).collect();
+    let members: Vec<&str> = IN_REQUESTS.into_iter().chain([ENCODED, EXTRA]).collect();
     if let Ok(object) = Object::parse(body, &members) {
         return forged(&object);
     }
     let text = unescaped(without_zeros(body));
-    let names = HANDOFF_FIELDS.into_iter().chain([ENCODED]);
+    let names = IN_REQUESTS.into_iter().chain([ENCODED]);
     names
         .into_iter()
         .find(|name| memmem::find(&text, format!("\"{name}\"").as_bytes()).is_some())

@@ -13,7 +13,7 @@ pub mod rename;
 pub mod sequences;
 
 pub use buffered::{BufferedRequest, ParsedRequest};
-pub use forged::{HANDOFF_FIELDS, check_unread};
+pub use forged::check_unread;
 pub use form::AnswerForm;
 pub use nvext::OVERRIDE_FIELDS;
 pub use overrides::{Pin, RoutingOverrides};
@@ -30,6 +30,7 @@ use crate::json::{
     JsonError, MAX_DEPTH, MAX_VALUES, Member, Object, has_more_values_than, is_deeper_than,
 };
 use crate::refusal::Refusal;
+use crate::transfer::IN_REQUESTS;
 
 /// A request's line and headers, before its body is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,8 +151,8 @@ impl Generation {
     }
 }
 
-/// Top-level members that routing or a hand-off reads or edits.
-pub const MEMBERS: &[&str] = &[
+/// Top-level members that routing reads or edits, except those that carry hand-offs.
+const OWN_MEMBERS: &[&str] = &[
     "model",
     "messages",
     "prompt",
@@ -196,11 +197,6 @@ pub const MEMBERS: &[&str] = &[
     "background",
     "previous_response_id",
     "return_logprob",
-    "kv_transfer_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "disaggregated_params",
     "ec_transfer_params",
     "vllm_xargs",
     "rid",
@@ -209,6 +205,15 @@ pub const MEMBERS: &[&str] = &[
     "data_parallel_rank",
     "nvext",
 ];
+
+/// Top-level members that routing or a hand-off reads or edits.
+pub const MEMBERS: &[&str] = &{
+    let mut all = [""; OWN_MEMBERS.len() + IN_REQUESTS.len()];
+    let (own, carried) = all.split_at_mut(OWN_MEMBERS.len());
+    own.copy_from_slice(OWN_MEMBERS);
+    carried.copy_from_slice(&IN_REQUESTS);
+    all
+};
 
 /// The client's limit on an answer's tokens, and the member that sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -189,7 +189,7 @@ fn generate_names_no_model_and_its_prompt_has_three_shapes() {
 
 #[test]
 fn a_handoff_is_the_routers_unless_it_says_nothing() {
-    for name in HANDOFF_FIELDS {
+    for name in IN_REQUESTS {
         let sets = |value: &str| {
             let body = format!(r#"{{"model":"m","messages":[],"{name}":{value}}}"#);
             let request = Request::parse(Generation::Chat, body.as_bytes()).unwrap();
