@@ -135,9 +135,10 @@ impl ReceivedAnswer {
         {
             return match error {
                 // vLLM's end of a stream whose KV never came: its last word, where no other worker could be asked.
-                EventError::Engine { status, message }
-                    if seen.text.is_empty() && !message.contains(USED_HANDOFF) =>
-                {
+                EventError::Engine {
+                    status: status @ 400..600,
+                    message,
+                } if seen.is_bare_error() && !message.contains(USED_HANDOFF) => {
                     Ending::EngineStatus(*status)
                 }
                 _ => Ending::Deceived(format!("[DONE] {so_far} after an error event: {error:?}")),
@@ -277,10 +278,22 @@ impl Events {
         seen
     }
 
+    /// Whether an error and the end are all that came.
+    fn is_bare_error(&self) -> bool {
+        self.text.is_empty() && !self.finished && !self.rest
+    }
+
+    fn note_error(&mut self, error: EventError) {
+        // Of several, one that is no engine's counts.
+        if !matches!(self.error, Some(EventError::Other)) {
+            self.error = Some(error);
+        }
+    }
+
     fn add(&mut self, event: &str, shape: AnswerShape) {
         self.rest |= self.done;
         if event.lines().any(|line| line == "event: error") {
-            self.error.get_or_insert(EventError::Other);
+            self.note_error(EventError::Other);
         }
         let mut data_lines = event.lines().filter_map(|line| line.strip_prefix("data:"));
         let Some(data) = data_lines.next().map(str::trim) else {
@@ -292,7 +305,7 @@ impl Events {
         }
         let chunk = serde_json::from_str::<Value>(data).unwrap_or_default();
         if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
-            self.error.get_or_insert_with(|| EventError::of(error));
+            self.note_error(EventError::of(error));
         }
         let choice = &chunk["choices"][0];
         let piece = match shape {
@@ -411,9 +424,11 @@ mod tests {
         let end = |events: &[&str]| judge_stream(&events.concat(), AnswerEnd::Clean);
         assert_eq!(end(&[ROLE, ENGINES, DONE]), Ending::EngineStatus(500));
         for deceit in [
-            &[ROLE, TWICE, DONE],
+            &[ROLE, TWICE, DONE][..],
             &[ROLE, OURS, DONE],
             &[FIRST, ENGINES, DONE],
+            &[ROLE, ENGINES, OURS, DONE],
+            &[ROLE, ENGINES, DONE, ROLE],
         ] {
             assert!(deceived(&end(deceit)), "{deceit:?}");
         }

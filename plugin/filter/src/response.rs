@@ -72,6 +72,7 @@ impl Reading {
             AfterError::Pass(effects) => cleanup::submit(runtime, stream, effects),
             AfterError::Rewrite(refusal) => self.rewrite(runtime, stream, &refusal),
         }
+        stream.free_answered();
         Action::Continue
     }
 

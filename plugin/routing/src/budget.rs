@@ -12,6 +12,7 @@ pub struct HeldBytes(Arc<AtomicUsize>);
 pub struct Budget {
     limit: usize,
     held: HeldBytes,
+    outer: Option<Box<Budget>>,
 }
 
 impl Budget {
@@ -20,11 +21,25 @@ impl Budget {
         Self {
             limit,
             held: held.clone(),
+            outer: None,
+        }
+    }
+
+    /// The same within another budget, which counts these bytes too.
+    #[must_use]
+    pub fn within(self, outer: Self) -> Self {
+        Self {
+            outer: Some(Box::new(outer)),
+            ..self
         }
     }
 
     /// Takes a share; none where that would exceed the limit.
     pub fn take(&self, bytes: usize) -> Option<Share> {
+        let outer = match &self.outer {
+            Some(outer) => Some(Box::new(outer.take(bytes)?)),
+            None => None,
+        };
         let with = |held: usize| {
             let total = held.checked_add(bytes)?;
             (total <= self.limit).then_some(total)
@@ -35,6 +50,7 @@ impl Budget {
         Some(Share {
             held: self.held.clone(),
             bytes,
+            _outer: outer,
         })
     }
 
@@ -50,6 +66,7 @@ impl Budget {
 pub struct Share {
     held: HeldBytes,
     bytes: usize,
+    _outer: Option<Box<Share>>,
 }
 
 impl Share {
@@ -83,5 +100,22 @@ mod tests {
         assert!(narrower.take(1).is_some() && narrower.take(2).is_none());
         drop(rest);
         assert_eq!(held.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_budget_within_another_takes_nothing_where_either_is_full() {
+        let (inner, outer) = (HeldBytes::default(), HeldBytes::default());
+        let bound = |limit| Budget::of(limit, &inner).within(Budget::of(6, &outer));
+        let share = bound(4).take(4).unwrap();
+        assert!(bound(4).take(1).is_none());
+        assert!(bound(9).take(3).is_none());
+        let both = |bytes| {
+            [&inner, &outer]
+                .iter()
+                .all(|held| held.0.load(Ordering::Relaxed) == bytes)
+        };
+        assert!(both(4), "a refused share is in neither");
+        drop(share);
+        assert!(both(0));
     }
 }

@@ -19,6 +19,7 @@ pub fn step<'a>(
     for effect in lent(runtime, client, take) {
         carry_out(runtime, client, effect);
     }
+    client.free_answered();
 }
 
 /// Takes a step of a request's session, which is lent what it does not own.

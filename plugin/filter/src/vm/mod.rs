@@ -59,6 +59,8 @@ pub struct Vm {
     pub clock: VmClock,
     /// Bytes of request bodies buffered now.
     pub bodies: HeldBytes,
+    /// Bytes of those that are kept for further legs, of all pools.
+    pub kept: HeldBytes,
     /// The requests whose bodies are being received.
     pub receiving: Receiving,
     leadership: RefCell<Leadership>,
@@ -125,6 +127,7 @@ impl Vm {
             refusals: Refusals::default(),
             clock: VmClock::default(),
             bodies: HeldBytes::default(),
+            kept: HeldBytes::default(),
             receiving: Receiving::default(),
             leadership: RefCell::new(Leadership::new()),
             thread_sync: RefCell::default(),

@@ -45,6 +45,9 @@ struct Watched {
     present: Vec<Incarnation>,
 }
 
+/// The part of the budget for bodies that is kept for further legs at most, of all pools: a half. The rest is for new requests.
+const KEPT_PART: usize = 2;
+
 /// One pool under one configuration of this VM.
 pub struct PoolRuntime {
     /// The pool's configuration.
@@ -82,6 +85,9 @@ impl PoolRuntime {
     /// A pool of a checked configuration. Takes over the state that an earlier configuration has left in this VM.
     pub fn new(root_id: u32, config: &Rc<Config>, pool: &Pool, vm: &Rc<Vm>) -> Self {
         let state = vm.adopt(pool, root_id);
+        let bodies = config.limits.bodies_in_flight_bytes;
+        let kept =
+            |limit, held| Budget::of(limit, held).within(Budget::of(bodies / KEPT_PART, &vm.kept));
         Self {
             pool: pool.clone(),
             session_headers: session_headers(pool),
@@ -89,9 +95,9 @@ impl PoolRuntime {
             calls: RefCell::default(),
             telemetry: Rc::clone(&vm.telemetry),
             metrics: Rc::clone(&state.metrics),
-            bodies: Budget::of(config.limits.bodies_in_flight_bytes, &vm.bodies),
-            cleanup_budget: Budget::of(pool.cleanup.held_bytes, &state.cleanup_budget),
-            replay_budget: Budget::of(pool.decode.recovery_bytes, &state.replay_budget),
+            bodies: Budget::of(bodies, &vm.bodies),
+            cleanup_budget: kept(pool.cleanup.held_bytes, &state.cleanup_budget),
+            replay_budget: kept(pool.decode.recovery_bytes, &state.replay_budget),
             watched: RefCell::default(),
             number: OnceCell::new(),
             state,

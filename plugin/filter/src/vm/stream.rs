@@ -111,6 +111,13 @@ impl Stream {
         }
     }
 
+    /// Frees the body of a request that was answered: calls under way hold their own share.
+    pub fn free_answered(&self) {
+        if self.session().is_answered() {
+            self.bodies().release();
+        }
+    }
+
     /// Notes that the client has begun to read: no other worker can take over any more.
     pub fn answer_begins(&self, runtime: &PoolRuntime) {
         self.bodies().answer_begins();

@@ -81,8 +81,8 @@ pub struct DecodeLeg {
     /// no worker, or whose worker has left, has a further `decode.attempts` - 1 replacements. 0: no replacement at all.
     #[cfg_attr(feature = "schema", schemars(extend("x-unit" = "times")))]
     pub recoveries: u32,
-    /// Maximum bytes of request bodies kept for recoveries, per worker thread, within `limits.bodies_in_flight_bytes`. A request
-    /// beyond that is not replaced.
+    /// Maximum bytes of request bodies kept for recoveries, per worker thread, within half of `limits.bodies_in_flight_bytes`. A
+    /// request beyond that is not replaced.
     pub recovery_bytes: usize,
 }
 

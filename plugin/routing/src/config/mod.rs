@@ -60,8 +60,9 @@ pub struct Limits {
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 3_600_000)))]
     pub body_timeout_ms: u64,
     /// Maximum bytes of request bodies held at once, per worker thread: until the request is forwarded or, where the body is kept
-    /// for another leg, until the answer begins. The bodies of calls to workers count until the calls have ended. Beyond the limit requests get 503: those that have taken longest and are still incomplete, as far as
-    /// they make room, else the new one. An incomplete body displaces only bodies older than 5 s, or eight times as
+    /// for another leg, until the answer begins. What is kept takes half of it at most. The bodies of calls to workers count
+    /// until the calls have ended. Beyond the limit requests get 503: those that have taken longest and are still incomplete,
+    /// as far as they make room, else the new one. An incomplete body displaces only bodies older than 5 s, or eight times as
     /// long.
     #[cfg_attr(feature = "schema", schemars(range(min = 1)))]
     pub bodies_in_flight_bytes: usize,
@@ -258,8 +259,8 @@ pub struct CleanUp {
     /// Milliseconds after which the clean-up leg is abandoned.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 120000)))]
     pub timeout_ms: u32,
-    /// Maximum bytes of requests held for clean-up legs, per worker thread, within `limits.bodies_in_flight_bytes`. Beyond that, and with 0 always, there is no such
-    /// leg, and the blocks are counted as leaked.
+    /// Maximum bytes of requests held for clean-up legs, per worker thread, within half of `limits.bodies_in_flight_bytes`. Beyond
+    /// that, and with 0 always, there is no such leg, and the blocks are counted as leaked.
     pub held_bytes: usize,
 }
 

@@ -77,14 +77,13 @@ impl Bodies {
 
     /// Frees what only a request whose client has read nothing needs.
     pub fn answer_begins(&mut self) {
-        self.replay = None;
-        self.share = None;
+        self.release();
         self.headers = Arc::default();
     }
 
-    /// Frees what the client's stream held. What the clean-up leg needs stays.
-    pub fn end(&mut self) {
-        self.share = None;
+    /// Frees the body of a request that was answered, or has ended. What the clean-up leg needs stays.
+    pub fn release(&mut self) {
         self.replay = None;
+        self.share = None;
     }
 }

@@ -54,7 +54,10 @@ impl Session {
         let handed = self.handed.take();
         effects.extend(handed.map(|handed| Note::HandedOff(handed).into()));
         match stage {
-            Stage::Prefilling | Stage::Recovering => effects.push(Effect::KeepRequest),
+            // Blocks that a call under way computes must be fetched.
+            Stage::Prefilling | Stage::Recovering if self.prefill_calls > 0 => {
+                effects.push(Effect::KeepRequest);
+            }
             Stage::Waiting(waiter) => effects.push(Effect::LeaveQueue(waiter)),
             _ => {}
         }

@@ -98,6 +98,8 @@ pub struct Session {
     attempt: u32,
     /// Prefill calls under way for the present attempt.
     racing: u32,
+    /// Prefill calls under way for any attempt.
+    prefill_calls: u32,
 }
 
 impl Default for Session {
@@ -115,6 +117,7 @@ impl Default for Session {
             has_trailers: false,
             attempt: 0,
             racing: 0,
+            prefill_calls: 0,
         }
     }
 }
@@ -172,6 +175,11 @@ impl Session {
             router.served_by(&mut self.assignment, address);
         }
         refused
+    }
+
+    /// Whether the request was answered, so that no leg needs its body any more.
+    pub fn is_answered(&self) -> bool {
+        matches!(self.stage, Stage::Answered | Stage::Ended) || self.response.has_begun()
     }
 
     /// Whether another worker may take the place of one that fails, as far as the request and what is kept of it allow.

@@ -21,6 +21,7 @@ impl Session {
     /// Notes a prefill call for the present attempt.
     pub fn prefill_called(&mut self) {
         self.racing = self.racing.saturating_add(1);
+        self.prefill_calls = self.prefill_calls.saturating_add(1);
     }
 
     /// Begins decode right after the call to prefill, if both legs run at once.
@@ -40,6 +41,23 @@ impl Session {
 
     /// What follows from the answer to a prefill call of this `attempt`.
     pub fn prefill_answered<'a>(
+        &mut self,
+        with: &mut StepContext<'_>,
+        phase: PrefillPhase,
+        attempt: u32,
+        call: CallAnswer<'a>,
+    ) -> Vec<Effect<'a>> {
+        self.prefill_calls = self.prefill_calls.saturating_sub(1);
+        let effects = self.answer_of_attempt(with, phase, attempt, call);
+        let cleans_up = |effect: &Effect<'_>| matches!(effect, Effect::CleanUp(..));
+        if self.prefill_calls == 0 && !effects.iter().any(cleans_up) {
+            // No further call can leave blocks behind.
+            with.bodies.cleanup = None;
+        }
+        effects
+    }
+
+    fn answer_of_attempt<'a>(
         &mut self,
         with: &mut StepContext<'_>,
         phase: PrefillPhase,

@@ -212,6 +212,13 @@ impl Host {
         for effect in effects {
             self.carry_out(effect);
         }
+        self.free_answered();
+    }
+
+    fn free_answered(&mut self) {
+        if self.session.is_answered() {
+            self.bodies.release();
+        }
     }
 
     fn carry_out(&mut self, effect: Effect<'_>) {
@@ -301,6 +308,8 @@ impl Host {
             held != 0 || !is_kept && !is_carried,
             "a body is in no budget"
         );
+        let is_needed = is_carried || !self.session.is_answered();
+        assert!(is_needed || held == 0, "a body is kept that no leg needs");
     }
 
     fn call_prefill(&mut self, phase: PrefillPhase) {
@@ -452,6 +461,7 @@ impl Host {
             }
             AfterError::Rewrite(_) => self.answered(),
         }
+        self.free_answered();
     }
 
     /// The worker has answered with headers, and the client has read nothing of the answer.
@@ -508,7 +518,7 @@ impl Host {
         }
         self.is_gone = true;
         self.step(|session, with| session.stream_ended(with, || end == StreamEnd::BrokenOff));
-        self.bodies.end();
+        self.bodies.release();
         self.decode = Decode::None;
     }
 
