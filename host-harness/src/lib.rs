@@ -1,0 +1,19 @@
+//! Owns `pd-harness`: a proxy-wasm host for pd-router, simulated engines, and the tools that test it.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cache;
+mod chaos;
+mod check;
+mod cli;
+mod commands;
+mod engine;
+mod host;
+mod http;
+mod load;
+mod logging;
+mod plot;
+mod replay;
+mod run;
+
+pub use commands::Cli;
