@@ -1,5 +1,6 @@
 //! Owns the small requests of the tools: commands and queries to engines, to the gateway and to other routers.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
@@ -29,6 +30,18 @@ pub struct HttpError {
     address: SocketAddr,
     path: String,
     why: String,
+}
+
+impl HttpError {
+    /// A page that was received, and is not what was asked for.
+    pub fn unreadable(address: SocketAddr, path: &str, why: impl Display) -> Self {
+        Self {
+            method: Method::GET,
+            address,
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
 }
 
 /// A client for servers that may restart at any time: no connection is kept.
@@ -61,12 +74,7 @@ impl Http {
         path: &str,
     ) -> Result<T, HttpError> {
         let page = self.get(address, path).await?;
-        serde_json::from_slice(&page).map_err(|error| HttpError {
-            method: Method::GET,
-            address,
-            path: path.to_owned(),
-            why: error.to_string(),
-        })
+        serde_json::from_slice(&page).map_err(|error| HttpError::unreadable(address, path, error))
     }
 
     /// Sends JSON, or an empty body, with this bearer token; returns the answer's content.

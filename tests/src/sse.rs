@@ -1,11 +1,12 @@
-//! Owns the reader of server-sent events.
+//! Owns what a test expects of a stream of server-sent events.
 
+use pd_harness_common::sse::EventReader;
 use serde_json::Value;
 
-/// The `data` of each event, in order. Comments and other fields are skipped.
+/// The `data` of each complete event, in order. Comments and other fields are skipped.
 pub fn data(stream: &str) -> Vec<String> {
-    let text = stream.replace("\r\n", "\n");
-    text.split("\n\n").filter_map(event_data).collect()
+    let events = EventReader::default().read(stream.as_bytes());
+    events.into_iter().filter_map(|event| event.data).collect()
 }
 
 /// The events before `[DONE]` as JSON. Fails when the stream does not end with `[DONE]`.
@@ -23,29 +24,9 @@ pub fn json_until_done(stream: &str) -> Vec<Value> {
     events.iter().map(parse).collect()
 }
 
-fn event_data(event: &str) -> Option<String> {
-    let lines: Vec<&str> = event
-        .lines()
-        .filter_map(|line| line.strip_prefix("data:"))
-        .map(|value| value.strip_prefix(' ').unwrap_or(value))
-        .collect();
-    (!lines.is_empty()).then(|| lines.join("\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn events_are_split_at_blank_lines() {
-        assert_eq!(data("data: a\n\ndata:b\n\n"), ["a", "b"]);
-        assert_eq!(data("data: a\r\n\r\ndata: b\r\n\r\n"), ["a", "b"]);
-    }
-
-    #[test]
-    fn comments_and_other_fields_are_left_out_and_lines_are_joined() {
-        assert_eq!(data(": hello\n\nevent: x\ndata: a\ndata: b\n\n"), ["a\nb"]);
-    }
 
     #[test]
     fn json_events_end_with_done() {

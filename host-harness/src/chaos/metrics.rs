@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use pd_harness_common::prometheus::Metrics;
 use routing::fleet::Role;
 
 use crate::http::{Http, HttpError};
@@ -11,83 +12,75 @@ const PAGE: &str = "/stats/prometheus?filter=pd_router";
 
 /// One snapshot of the gateway's metrics page.
 #[derive(Debug)]
-pub struct MetricsPage(String);
+pub struct MetricsPage(Metrics);
 
 impl MetricsPage {
     /// Fetches the page.
     ///
     /// # Errors
-    /// When the gateway does not answer.
+    /// When the gateway does not answer with such a page.
     pub async fn fetch(http: &Http, admin: SocketAddr) -> Result<Self, HttpError> {
         let page = http.get(admin, PAGE).await?;
-        Ok(Self(String::from_utf8_lossy(&page).into_owned()))
+        let metrics = Metrics::read(&String::from_utf8_lossy(&page));
+        let unreadable = |error| HttpError::unreadable(admin, PAGE, error);
+        Ok(Self(metrics.map_err(unreadable)?))
     }
 
     /// Charges booked now.
     pub fn bookings(&self) -> u64 {
-        self.sum("pd_router_prefill_charges", "") + self.sum("pd_router_decode_charges", "")
+        self.sum("pd_router_prefill_charges", &[]) + self.sum("pd_router_decode_charges", &[])
     }
 
     /// Streams open now.
     pub fn streams(&self) -> u64 {
-        self.sum("pd_router_streams", "")
+        self.sum("pd_router_streams", &[])
     }
 
     /// Hand-offs that the filter counts as lost, since its start.
     pub fn leaked_handoffs(&self) -> u64 {
-        self.sum("pd_router_kv_leaked_handoffs_total", "")
+        self.sum("pd_router_kv_leaked_handoffs_total", &[])
     }
 
     /// Hand-offs whose fate the filter does not know, since its start.
     pub fn unknown_handoffs(&self) -> u64 {
-        self.sum("pd_router_kv_unknown_handoffs_total", "")
+        self.sum("pd_router_kv_unknown_handoffs_total", &[])
     }
 
     /// Answers broken off after they had begun, at the gateway at least, since its start.
     pub fn resets(&self) -> u64 {
-        self.sum("pd_router_resets_total", "")
+        self.sum("pd_router_resets_total", &[])
     }
 
     /// Resets among them for which the filter blames a silent worker.
     pub fn silences(&self) -> u64 {
-        self.sum("pd_router_resets_total", "reason=\"silent\"")
+        self.sum("pd_router_resets_total", &[("reason", "silent")])
     }
 
     /// Requests refused by the filter with this code, since its start.
     pub fn refused(&self, code: &str) -> u64 {
-        self.sum("pd_router_refused_total", &format!("reason=\"{code}\""))
+        self.sum("pd_router_refused_total", &[("reason", code)])
     }
 
     /// Clean-up legs, which fetch the hand-offs that clients left behind, since the start.
     pub fn clean_ups(&self) -> u64 {
-        self.sum("pd_router_clean_ups_total", "")
+        self.sum("pd_router_clean_ups_total", &[])
     }
 
     /// Decode legs that were replaced, since its start.
     pub fn recoveries(&self) -> u64 {
-        self.sum("pd_router_recoveries_total", "")
+        self.sum("pd_router_recoveries_total", &[])
     }
 
     /// Ejections of workers of this role, since the start.
     pub fn ejections(&self, role: Role) -> u64 {
-        let label = format!("role=\"{}\"", role.name());
-        self.sum("pd_router_ejections_total", &label)
+        self.sum("pd_router_ejections_total", &[("role", role.name())])
     }
 
-    /// Sum of a metric over its lines with this label; 0 if there is none.
-    fn sum(&self, name: &str, label: &str) -> u64 {
-        let value = |line: &str| {
-            let rest = line.strip_prefix(name)?;
-            let labels = match rest.strip_prefix('{') {
-                Some(rest) => rest.rsplit_once('}')?.0,
-                None => "",
-            };
-            let plain = rest.starts_with([' ', '{']) && labels.contains(label);
-            let value: f64 = line.rsplit_once(' ')?.1.parse().ok()?;
-            // Counts only; a negative count is as wrong as one left over.
-            plain.then_some(value.abs() as u64)
-        };
-        self.0.lines().filter_map(value).sum()
+    /// Sum of a metric over its lines with these labels; 0 if there is none.
+    fn sum(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        let samples = self.0.matching(name, labels);
+        // Counts only; a negative count is as wrong as one left over.
+        samples.map(|sample| sample.value.abs() as u64).sum()
     }
 }
 
@@ -107,7 +100,7 @@ pd_router_kv_leaked_handoffs_total{} 0
 
     #[test]
     fn both_hosts_pages_are_read() {
-        let metrics = MetricsPage(PAGE.to_owned());
+        let metrics = MetricsPage(Metrics::read(PAGE).unwrap());
         assert_eq!(metrics.ejections(Role::Prefill), 2);
         assert_eq!(metrics.ejections(Role::Decode), 1);
         assert_eq!(metrics.bookings(), 7);
@@ -117,7 +110,7 @@ pd_router_kv_leaked_handoffs_total{} 0
 
     #[test]
     fn a_negative_gauge_is_not_zero() {
-        let metrics = MetricsPage("pd_router_decode_charges{} -1\n".to_owned());
+        let metrics = MetricsPage(Metrics::read("pd_router_decode_charges{} -1\n").unwrap());
         assert_eq!(metrics.bookings(), 1);
     }
 }

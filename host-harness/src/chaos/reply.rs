@@ -1,6 +1,7 @@
 //! Owns the judgement of one answer: right, an engine's own error, a visible reset, or a deception. Pure.
 
 use bytes::Bytes;
+use pd_harness_common::sse::{Event, EventReader};
 use serde_json::Value;
 
 use super::asks::{AnswerShape, Delivery, ExpectedAnswer};
@@ -266,15 +267,11 @@ struct Events {
 impl Events {
     fn read(body: &[u8], shape: AnswerShape) -> Self {
         let mut seen = Self::default();
-        let text = String::from_utf8_lossy(body);
-        let (events, rest) = match text.rsplit_once("\n\n") {
-            Some((events, rest)) => (events, rest),
-            None => ("", &*text),
-        };
-        for event in events.split("\n\n").filter(|event| !event.is_empty()) {
-            seen.add(event, shape);
+        let mut reader = EventReader::default();
+        for event in reader.read(body) {
+            seen.add(&event, shape);
         }
-        seen.rest |= !rest.is_empty();
+        seen.rest |= reader.has_rest();
         seen
     }
 
@@ -290,13 +287,12 @@ impl Events {
         }
     }
 
-    fn add(&mut self, event: &str, shape: AnswerShape) {
+    fn add(&mut self, event: &Event, shape: AnswerShape) {
         self.rest |= self.done;
-        if event.lines().any(|line| line == "event: error") {
+        if event.kind.as_deref() == Some("error") {
             self.note_error(EventError::Other);
         }
-        let mut data_lines = event.lines().filter_map(|line| line.strip_prefix("data:"));
-        let Some(data) = data_lines.next().map(str::trim) else {
+        let Some(data) = &event.data else {
             return;
         };
         if data == "[DONE]" {

@@ -1,13 +1,13 @@
 //! Owns the parser of a streamed chat completion: whether text has come, and whether the answer is complete.
 
+use pd_harness_common::sse::EventReader;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 /// State of the parsed stream.
 #[derive(Default)]
 pub struct StreamReader {
-    /// The start of an event whose end has not come.
-    begun: Vec<u8>,
+    events: EventReader,
     text: bool,
     /// Whether the answer gave its finish reason.
     finished: bool,
@@ -34,20 +34,15 @@ struct Delta {
     content: Option<String>,
 }
 
-/// Terminator of an event.
-const END: &[u8] = b"\n\n";
-
 impl StreamReader {
     /// Reads a piece of the body, cut at any byte.
     pub fn read(&mut self, piece: &[u8]) {
-        self.begun.extend_from_slice(piece);
-        let begun = std::mem::take(&mut self.begun);
-        let mut rest = begun.as_slice();
-        while let Some(end) = rest.windows(END.len()).position(|bytes| bytes == END) {
-            self.event(&rest[..end]);
-            rest = &rest[end + END.len()..];
+        for event in self.events.read(piece) {
+            // A comment, sent to keep connections open, has no data.
+            if let Some(data) = event.data {
+                self.add(&data);
+            }
         }
-        self.begun = rest.to_vec();
     }
 
     /// Whether an event had text.
@@ -57,21 +52,16 @@ impl StreamReader {
 
     /// Whether the stream ended like a complete answer: with a reason, and `[DONE]` last.
     pub fn is_whole(&self) -> bool {
-        self.done && self.finished && !self.failed && self.begun.is_empty()
+        self.done && self.finished && !self.failed && !self.events.has_rest()
     }
 
-    fn event(&mut self, event: &[u8]) {
-        let Some(data) = event.strip_prefix(b"data: ") else {
-            // A comment, sent to keep connections open.
-            self.failed |= !event.starts_with(b":");
-            return;
-        };
-        if data == b"[DONE]" {
+    fn add(&mut self, data: &str) {
+        if data == "[DONE]" {
             self.failed |= self.done;
             self.done = true;
             return;
         }
-        match serde_json::from_slice(data) {
+        match serde_json::from_str(data) {
             Ok(Chunk {
                 error: None,
                 choices,
