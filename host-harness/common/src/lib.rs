@@ -2,5 +2,7 @@
 //! harness.
 #![forbid(unsafe_code)]
 
+pub mod loopback;
+pub mod page;
 pub mod prometheus;
 pub mod sse;

@@ -1,11 +1,11 @@
 //! Owns the simulated engines of a scenario, each at a fixed address: kill, restart, faults and repair.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use hyper::Method;
+use pd_harness_common::loopback;
 use routing::fleet::Role;
 use serde_json::Value;
 
@@ -101,7 +101,7 @@ impl Fleet {
     /// # Errors
     /// When an engine does not start.
     pub async fn start(size: FleetSize, dialect: Dialect) -> Result<Self, FleetError> {
-        let ip = own_loopback();
+        let ip = IpAddr::V4(loopback::own());
         let ids = |role, count| (0..count).map(move |number| EngineId { role, number });
         let all = ids(Role::Prefill, size.prefill).chain(ids(Role::Decode, size.decode));
         let mut slots = Vec::new();
@@ -289,15 +289,4 @@ pub fn engine_config(dialect: Dialect, role: Role, listen: SocketAddr) -> Engine
         partner_timeout: PARTNER_TIMEOUT,
         ..EngineConfig::new(engine_role(role))
     }
-}
-
-/// A loopback address that no other run uses: a port that an engine leaves for a while stays free there, since connections are
-/// made from 127.0.0.1.
-pub fn own_loopback() -> IpAddr {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    // As the tests' own engines count theirs, so that no two processes share one; 127.0.0.0/16 stays shared. A process gets an
-    // address again only after 254 others.
-    let number = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 254;
-    IpAddr::V4(Ipv4Addr::new(127, 1 + high % 254, low, number as u8))
 }

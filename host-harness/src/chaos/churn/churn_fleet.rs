@@ -117,7 +117,7 @@ impl ChurnFleet {
         let mut fleet = Self {
             source,
             dialect,
-            publisher: DiscoveryPublisher::of(source).await?,
+            publisher: DiscoveryPublisher::of(source)?,
             http: Http::new(),
             workers: Vec::new(),
             slots,

@@ -4,12 +4,12 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use pd_harness_common::loopback;
 use routing::config::Config;
 use serde::Serialize;
 use tokio::time::sleep;
 
 use super::client::Clients;
-use super::fleet::own_loopback;
 use super::health::HealthRecord;
 use super::judge::{ClientOutcomes, Rules, ScenarioVerdict, SettledState, judge};
 use super::play::{PlayError, PlaySettings, counted, tick, until_at_rest, until_ready};
@@ -20,7 +20,6 @@ use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway};
 
 mod churn_fleet;
-mod page;
 mod publisher;
 mod source;
 
@@ -64,7 +63,8 @@ pub async fn play(
     bar: &ProgressBar,
 ) -> Result<ScenarioVerdict, PlayError> {
     source.check(settings.dialect)?;
-    let mut fleet = ChurnFleet::start(source, settings.dialect, own_loopback(), seed).await?;
+    let mut fleet =
+        ChurnFleet::start(source, settings.dialect, loopback::own().into(), seed).await?;
     let document =
         pool::plugin_config_over(settings.dialect, fleet.discovery(), source.destinations());
     let mut members = Members::of(&Config::parse(&document)?);

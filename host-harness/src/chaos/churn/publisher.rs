@@ -6,11 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hyper::Method;
+use pd_harness_common::page::{Page, Tag};
 use routing::fleet::Role;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::page::{PATH, Page};
 use super::source::{self, Source};
 use crate::chaos::fleet::FleetError;
 use crate::host::clusters::ClusterKind;
@@ -21,6 +21,8 @@ use crate::run::fleet::{MODEL, Members};
 const LEASE: Duration = Duration::from_secs(3);
 /// Interval of re-registration: several times per lease.
 const HEARTBEAT: Duration = Duration::from_millis(900);
+/// Path of the document of workers.
+const DOCUMENT: &str = "/workers";
 /// Path at which workers register.
 const REGISTER: &str = "/pd-router/workers?pool=chaos";
 const TOKEN: &str = "only-for-chaos";
@@ -84,11 +86,11 @@ impl DiscoveryPublisher {
     ///
     /// # Errors
     /// When a port or a folder is not available.
-    pub async fn of(source: Source) -> std::io::Result<Self> {
+    pub fn of(source: Source) -> std::io::Result<Self> {
         let channel = match source {
             Source::Static => Channel::Configuration,
             Source::Document | Source::DocumentOriginalDst => {
-                Channel::Document(Page::start().await?)
+                Channel::Document(Page::start(DOCUMENT, Tag::Some)?)
             }
             Source::EnvoyClusters => {
                 let folder = tempfile::Builder::new().prefix("pd-harness-").tempdir()?;
@@ -115,7 +117,7 @@ impl DiscoveryPublisher {
                 json!({"static": {"workers": workers}})
             }
             Channel::Document(page) => json!({"document": {
-                "cluster": "discovery", "addresses": [page.address], "path": PATH,
+                "cluster": "discovery", "addresses": [page.address], "path": DOCUMENT,
                 "interval_ms": source::interval_ms(), "timeout_ms": 1000,
             }}),
             Channel::Files(_) => source::envoy_clusters(),
