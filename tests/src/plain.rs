@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use pd_harness_common::supervised;
 use serde_json::{Value, json};
 
 use crate::client::{self, Ask};
@@ -12,15 +12,6 @@ use crate::gateway::Gateway;
 use crate::paths;
 use crate::process::{Process, unique_name};
 use crate::wait::{GENEROUS, eventually};
-
-/// Ends Envoy when standard input closes, as it does with the end of the test, however that ends.
-const SUPERVISOR: &str = r#"
-exec 3<&0
-"$@" 3<&- </dev/null &
-envoy=$!
-{ read -r _ <&3; kill -KILL $envoy; } >/dev/null 2>&1 &
-wait $envoy
-"#;
 
 /// Worker threads: two, as for every other gateway of a test.
 const THREADS: u16 = 2;
@@ -176,10 +167,8 @@ impl Bootstrap {
         std::fs::write(&file, self.0.to_string())
             .unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
         let admin_file = paths::scratch().join(unique_name("admin-address"));
-        let mut command = Command::new("sh");
+        let mut command = supervised::command(&paths::envoy());
         command
-            .args(["-c", SUPERVISOR, "envoy-supervisor"])
-            .arg(paths::envoy())
             .arg("--config-path")
             .arg(&file)
             .arg("--admin-address-path")

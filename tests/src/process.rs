@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use pd_harness_common::usage;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -111,13 +112,9 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Ids of the process and its children.
+    /// Ids of the process and its descendants.
     pub fn family(&self) -> Vec<u32> {
-        let id = self.child.id();
-        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
-        let children = children.unwrap_or_default();
-        let ids = children.split_whitespace().filter_map(|id| id.parse().ok());
-        std::iter::once(id).chain(ids).collect()
+        usage::family(&[self.child.id()])
     }
 
     /// Ends the process at once, as `kill -9` does.

@@ -6,3 +6,5 @@ pub mod loopback;
 pub mod page;
 pub mod prometheus;
 pub mod sse;
+pub mod supervised;
+pub mod usage;

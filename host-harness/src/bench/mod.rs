@@ -21,7 +21,6 @@ mod rounds;
 mod router;
 mod running_contender;
 mod trace;
-pub mod usage;
 
 use bench_run::{BenchPlan, BenchRun};
 use results::Results;

@@ -1,11 +1,13 @@
 //! Owns the Envoys against which pd-router is measured: the shipped bootstrap with a lesser filter or none in pd-router's place,
 //! and round robin instead of a named destination.
 
-use serde_json::{Value, json};
 use std::net::SocketAddr;
 
+use pd_harness_common::loopback::ANYWHERE;
+use serde_json::{Value, json};
+
 use super::contender::LesserFilter;
-use super::running_contender::{BUFFER_LIMIT, ContenderError, ContenderFiles, anywhere, balanced};
+use super::running_contender::{BUFFER_LIMIT, ContenderError, ContenderFiles, balanced};
 use crate::host::routes::{Route, Routes};
 use crate::run::gateway::{AmendedConfig, Gateway};
 use crate::run::{Callers, EnvoyLog, Settings};
@@ -43,8 +45,8 @@ pub async fn start(
         amend,
     };
     let settings = Settings {
-        listen: anywhere(),
-        admin: anywhere(),
+        listen: ANYWHERE,
+        admin: ANYWHERE,
         plugin: &std::path::absolute(&parts.lesser)?,
         plugin_config: configuration,
         clusters: &balanced(hosts),

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use pd_harness_common::usage::Usage;
+
 use super::contender::Contender;
 use super::fleet::MODEL;
 use super::loads::{Stage, Trial};
 use super::results::{Figures, Load, LoopKind, Row};
 use super::running_contender::RunningContender;
-use super::usage::Usage;
 use crate::load::{self, LoadPlan, Measured, Pacing, Prompts, RequestSpec};
 
 /// How rounds are measured.

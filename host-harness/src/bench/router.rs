@@ -7,12 +7,13 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use hyper::Method;
+use pd_harness_common::supervised;
 use tempfile::NamedTempFile;
 use tokio::time::{sleep, timeout};
 
 use super::peers::{EngineAddresses, Peer, PutRequest, StartStep, WORKERS};
 use crate::http::Http;
-use crate::run::supervisor::{self, Supervised};
+use crate::run::supervised::Supervised;
 
 /// Time limit until a router is ready: those in Python take seconds to load.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -100,14 +101,14 @@ impl Router {
             return Err(RouterError::Missing(start.program));
         }
         let log = NamedTempFile::new()?;
-        let mut command = supervisor::command(&start.program);
+        let mut command = supervised::command(&start.program);
         command
             .args(&start.args)
             .stdout(Stdio::from(log.reopen()?))
             .stderr(Stdio::from(log.reopen()?));
         Ok(Self {
             address: listen,
-            supervised: Supervised::start(&mut command)?,
+            supervised: Supervised::start(command)?,
             log,
         })
     }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use pd_harness_common::loopback::ANYWHERE;
+use pd_harness_common::usage::{self, Usage};
 use serde::Deserialize;
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -20,7 +22,6 @@ use super::fleet::Engines;
 use super::peers::{EngineAddresses, Peer};
 use super::plain::{self, FilterReplacement};
 use super::router::{Router, RouterError};
-use super::usage::{self, Usage};
 use crate::host::clusters::ClusterKind;
 use crate::host::steps::Counting;
 use crate::run::fleet::Members;
@@ -161,8 +162,8 @@ impl RunningContender {
         let members = Members::of(&Config::parse(&document)?);
         let gateway = GatewayConfig {
             proxy: Proxy::Envoy,
-            listen: anywhere(),
-            admin: anywhere(),
+            listen: ANYWHERE,
+            admin: ANYWHERE,
             concurrency: threads,
             buffer_limit: BUFFER_LIMIT,
             counting: Counting::Off,
@@ -252,11 +253,6 @@ impl Process {
             }
         }
     }
-}
-
-/// A free port of the loopback interface.
-pub fn anywhere() -> SocketAddr {
-    SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
 }
 
 /// The clusters of a proxy that balances between these hosts by itself.

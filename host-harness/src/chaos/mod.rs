@@ -1,11 +1,11 @@
 //! Owns `pd-harness chaos`: engines that fail while clients send requests, and a verdict on the clients' outcomes.
 
 use std::io::Write;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use indicatif::ProgressBar;
+use pd_harness_common::loopback::ANYWHERE;
 
 use crate::cli::progress_bar;
 use crate::engine::Dialect;
@@ -200,14 +200,13 @@ impl Args {
     }
 
     fn settings(&self, proxy: Proxy) -> PlaySettings {
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         PlaySettings {
             dialect: self.dialect,
             lasts: Duration::from_secs(self.seconds),
             gateway: GatewayConfig {
                 proxy,
-                listen: anywhere,
-                admin: anywhere,
+                listen: ANYWHERE,
+                admin: ANYWHERE,
                 concurrency: self.concurrency,
                 buffer_limit: pool::buffer_limit(PoolSettings::Plain),
                 counting: Counting::Off,

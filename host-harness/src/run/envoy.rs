@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use pd_harness_common::supervised;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 use super::bootstrap::{self, BootstrapError, Settings};
 use super::forwarder::Forwarder;
 use super::gateway::Addresses;
-use super::supervisor::{self, Supervised};
+use super::supervised::Supervised;
 use crate::host::clusters::ClusterKind;
 use crate::http::Http;
 
@@ -179,7 +180,7 @@ impl Process {
     ) -> Result<Self, EnvoyError> {
         let file = folder.path().join("bootstrap.json");
         std::fs::write(&file, bootstrap.to_string())?;
-        let mut command = supervisor::command(config.binary);
+        let mut command = supervised::command(config.binary);
         command
             .arg("--config-path")
             .arg(&file)
@@ -197,7 +198,7 @@ impl Process {
             ])
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        let mut supervised = Supervised::start(&mut command)?;
+        let mut supervised = Supervised::start(command)?;
         let log = supervised
             .child
             .stderr

@@ -19,7 +19,7 @@ pub mod gateway;
 mod proxy_options;
 mod report;
 pub mod stop;
-pub mod supervisor;
+pub mod supervised;
 
 pub use bootstrap::{Callers, Settings};
 pub use envoy::EnvoyLog;

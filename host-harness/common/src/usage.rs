@@ -1,4 +1,4 @@
-//! Owns the resources used by processes and their descendants: CPU time and memory, from `/proc`.
+//! Owns what `/proc` says of processes and their descendants: which there are, and their CPU time and memory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -78,10 +78,31 @@ fn resident(process: u32) -> u64 {
     pages().unwrap_or_default() * PAGE
 }
 
+/// High-water mark of a process's memory, in bytes; `None` if the process does not exist.
+pub fn peak(process: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn a_peak_stays_when_what_was_held_is_given_back() {
+        const HELD: usize = 64 << 20;
+        let held = vec![1_u8; HELD];
+        assert!(held.iter().all(|byte| *byte == 1));
+        drop(held);
+        let peak_here = peak(std::process::id()).expect("this process");
+        assert!(peak_here >= HELD as u64, "{peak_here}");
+        assert_eq!(peak(u32::MAX), None);
+    }
 
     #[test]
     fn time_and_memory_of_children_count() {
