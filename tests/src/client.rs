@@ -1,19 +1,17 @@
 //! Owns a well-behaved client: one request and its complete answer, over HTTP/1.1 or HTTP/2, new or kept connections.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http_body_util::{BodyExt, Full};
-use hyper::client::conn::{http1, http2};
+use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue};
-use hyper::{Method, Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::{Method, Request, Version};
+use pd_harness_common::connection;
+pub use pd_harness_common::connection::Failure;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::engines::MODEL;
@@ -273,40 +271,6 @@ impl Reply {
     }
 }
 
-/// Why there is no answer.
-#[derive(Debug)]
-pub enum Failure {
-    /// The port is closed, or the other side does not speak HTTP.
-    NoConnection(String),
-    /// The connection ended before the answer began.
-    NoAnswer(String),
-    /// The answer began and did not end.
-    BreaksOff(String),
-    /// Nothing of the sort within this limit.
-    TooLate(Duration),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::NoConnection(error) => write!(formatter, "no connection: {error}"),
-            Failure::NoAnswer(error) => write!(formatter, "no response: {error}"),
-            Failure::BreaksOff(error) => write!(formatter, "the answer breaks off: {error}"),
-            Failure::TooLate(limit) => write!(formatter, "no answer within {limit:?}"),
-        }
-    }
-}
-
-impl Failure {
-    fn no_connection(error: impl fmt::Display) -> Failure {
-        Failure::NoConnection(error.to_string())
-    }
-
-    fn no_answer(error: impl fmt::Display) -> Failure {
-        Failure::NoAnswer(error.to_string())
-    }
-}
-
 /// Sends one request over its own connection; fails without an answer.
 pub async fn send(to: SocketAddr, ask: Ask) -> Reply {
     let what = format!("{} {}", ask.method, ask.path);
@@ -341,15 +305,10 @@ pub async fn crowd(to: SocketAddr, clients: usize, each: usize, ask: &Ask) -> Ve
     replies.collect()
 }
 
-enum Sender {
-    Http1(http1::SendRequest<Full<Bytes>>),
-    Http2(http2::SendRequest<Full<Bytes>>),
-}
-
 /// A connection kept for many requests.
 pub struct Connection {
     to: SocketAddr,
-    sender: Sender,
+    open: connection::Connection,
 }
 
 impl Connection {
@@ -358,13 +317,8 @@ impl Connection {
     /// # Errors
     /// When the port is closed.
     pub async fn open(to: SocketAddr) -> Result<Connection, Failure> {
-        let io = connect(to).await?;
-        let (sender, connection) = http1::handshake(io).await.map_err(Failure::no_connection)?;
-        tokio::spawn(connection);
-        Ok(Connection {
-            to,
-            sender: Sender::Http1(sender),
-        })
+        let open = connection::Connection::open(to).await?;
+        Ok(Connection { to, open })
     }
 
     /// An HTTP/2 connection in clear text with prior knowledge.
@@ -372,26 +326,14 @@ impl Connection {
     /// # Errors
     /// When the port is closed or the other side does not speak HTTP/2.
     pub async fn open_http2(to: SocketAddr) -> Result<Connection, Failure> {
-        let io = connect(to).await?;
-        let (sender, connection) = http2::handshake(TokioExecutor::new(), io)
-            .await
-            .map_err(Failure::no_connection)?;
-        tokio::spawn(connection);
-        Ok(Connection {
-            to,
-            sender: Sender::Http2(sender),
-        })
+        let open = connection::Connection::open_http2(to).await?;
+        Ok(Connection { to, open })
     }
 
     /// Another handle of the same HTTP/2 connection, for concurrent requests.
     pub fn share(&self) -> Option<Connection> {
-        let Sender::Http2(sender) = &self.sender else {
-            return None;
-        };
-        Some(Connection {
-            to: self.to,
-            sender: Sender::Http2(sender.clone()),
-        })
+        let open = self.open.share()?;
+        Some(Connection { to: self.to, open })
     }
 
     /// Sends one request and reads the complete answer.
@@ -400,40 +342,16 @@ impl Connection {
     /// When there is no answer, or not in time.
     pub async fn send(&mut self, ask: Ask) -> Result<Reply, Failure> {
         let limit = ask.limit;
-        timeout(limit, self.exchange(ask))
-            .await
-            .map_err(|_| Failure::TooLate(limit))?
-    }
-
-    async fn exchange(&mut self, ask: Ask) -> Result<Reply, Failure> {
-        let response = match &mut self.sender {
-            Sender::Http1(sender) => {
-                sender.ready().await.map_err(Failure::no_answer)?;
-                sender.send_request(ask.http1(self.to)).await
-            }
-            Sender::Http2(sender) => sender.send_request(ask.http2(self.to)).await,
+        let request = match self.open.version() {
+            Version::HTTP_2 => ask.http2(self.to),
+            _ => ask.http1(self.to),
         };
-        let response = response.map_err(Failure::no_answer)?;
-        whole(response).await
+        let answer = timeout(limit, self.open.exchange(request)).await;
+        let (head, body) = answer.map_err(|_| Failure::TooLate(limit))??.into_parts();
+        Ok(Reply {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body,
+        })
     }
-}
-
-async fn connect(to: SocketAddr) -> Result<TokioIo<TcpStream>, Failure> {
-    let stream = TcpStream::connect(to)
-        .await
-        .map_err(Failure::no_connection)?;
-    Ok(TokioIo::new(stream))
-}
-
-async fn whole(response: Response<hyper::body::Incoming>) -> Result<Reply, Failure> {
-    let (head, body) = response.into_parts();
-    let collected = body.collect().await;
-    let body = collected
-        .map_err(|error| Failure::BreaksOff(error.to_string()))?
-        .to_bytes();
-    Ok(Reply {
-        status: head.status.as_u16(),
-        headers: head.headers,
-        body,
-    })
 }

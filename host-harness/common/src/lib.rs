@@ -2,6 +2,7 @@
 //! harness.
 #![forbid(unsafe_code)]
 
+pub mod connection;
 pub mod loopback;
 pub mod page;
 pub mod prometheus;

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 use tokio::time::{sleep, timeout};
 
 use super::peers::{EngineAddresses, Peer, PutRequest, StartStep, WORKERS};
-use crate::http::Http;
+use crate::http;
 use crate::run::supervised::Supervised;
 
 /// Time limit until a router is ready: those in Python take seconds to load.
@@ -146,13 +146,12 @@ fn free_ports() -> io::Result<[SocketAddr; 2]> {
 
 /// Polls the router and sends its setup, until it is ready.
 async fn ready(peer: Peer, address: SocketAddr, fleet: &EngineAddresses) {
-    let http = Http::new();
     loop {
-        if let Ok(Ok(workers)) = timeout(ANSWER_LIMIT, http.get(address, WORKERS)).await {
+        if let Ok(Ok(workers)) = timeout(ANSWER_LIMIT, http::get(address, WORKERS)).await {
             match peer.next(&workers, fleet) {
                 StartStep::Ready => return,
                 StartStep::Wait => {}
-                StartStep::Configure(puts) => configure(&http, address, puts).await,
+                StartStep::Configure(puts) => configure(address, puts).await,
             }
         }
         sleep(POLL_INTERVAL).await;
@@ -160,9 +159,9 @@ async fn ready(peer: Peer, address: SocketAddr, fleet: &EngineAddresses) {
 }
 
 /// A lost request is sent again by the next poll, since the router's list of workers then lacks its effect.
-async fn configure(http: &Http, address: SocketAddr, puts: Vec<PutRequest>) {
+async fn configure(address: SocketAddr, puts: Vec<PutRequest>) {
     for PutRequest { path, body } in puts {
-        let put = http.send(Method::PUT, address, &path, body, None);
+        let put = http::send(Method::PUT, address, &path, body, None);
         let _ = timeout(ANSWER_LIMIT, put).await;
     }
 }

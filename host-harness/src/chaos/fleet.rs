@@ -14,7 +14,7 @@ use super::play::TotalsSource;
 use super::pool;
 use super::scenario::{EngineAction, EngineId, Fault, FaultTarget, FleetSize, PoolSettings};
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError, State};
-use crate::http::{Http, HttpError};
+use crate::http::{self, HttpError};
 use crate::run::fleet::engine_role;
 
 /// 40,000 prompt tokens per second: each client can send several requests per second.
@@ -58,7 +58,6 @@ pub enum FleetError {
 /// Engines in this process, and the record of their health.
 pub struct Fleet {
     dialect: Dialect,
-    http: Http,
     slots: Vec<EngineSlot>,
     /// Which engines were healthy at which time.
     pub health: HealthRecord,
@@ -112,7 +111,6 @@ impl Fleet {
         }
         Ok(Self {
             dialect,
-            http: Http::new(),
             slots,
             health: HealthRecord::new(size),
             met: BTreeMap::new(),
@@ -168,23 +166,19 @@ impl Fleet {
     async fn inject(&mut self, id: EngineId, fault: Fault) -> Result<(), FleetError> {
         let address = self.slot(id)?.address();
         let fault = fault.to_json().to_string();
-        self.http
-            .send(Method::POST, address, FAULTS, fault, None)
-            .await?;
+        http::send(Method::POST, address, FAULTS, fault, None).await?;
         Ok(())
     }
 
     async fn repair(&mut self, id: EngineId) -> Result<(), FleetError> {
         let address = self.slot(id)?.address();
-        let faults: Value = self.http.get_json(address, FAULTS).await?;
+        let faults: Value = http::get_json(address, FAULTS).await?;
         for fault in faults.as_array().into_iter().flatten() {
             let kind = fault["kind"].as_str().unwrap_or_default();
             let met = self.met.entry(kind.to_owned()).or_default();
             *met += fault["hits"].as_u64().unwrap_or_default();
         }
-        self.http
-            .send(Method::DELETE, address, FAULTS, String::new(), None)
-            .await?;
+        http::send(Method::DELETE, address, FAULTS, String::new(), None).await?;
         Ok(())
     }
 
@@ -213,7 +207,7 @@ impl TotalsSource for Fleet {
     async fn totals(&self) -> Result<EngineTotals, FleetError> {
         let mut totals = EngineTotals::default();
         for slot in &self.slots {
-            let now = slot.totals(&self.http).await?;
+            let now = slot.totals().await?;
             totals.requests += now.requests;
             totals.unfetched += now.unfetched;
         }
@@ -263,14 +257,14 @@ impl EngineSlot {
         Ok(())
     }
 
-    async fn totals(&self, http: &Http) -> Result<EngineTotals, FleetError> {
+    async fn totals(&self) -> Result<EngineTotals, FleetError> {
         if self.engine.is_none() {
             return Ok(EngineTotals {
                 requests: 0,
                 unfetched: self.lost,
             });
         }
-        let state = http.get_json(self.address(), "/__state").await?;
+        let state = http::get_json(self.address(), "/__state").await?;
         let mut totals = EngineTotals::of(&state);
         totals.unfetched += self.lost;
         Ok(totals)

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use pd_harness_common::prometheus::Metrics;
 use routing::fleet::Role;
 
-use crate::http::{Http, HttpError};
+use crate::http::{self, HttpError};
 
 /// The filter's own metrics, by a query that Envoy understands; the other host ignores the query, and has no other metrics.
 const PAGE: &str = "/stats/prometheus?filter=pd_router";
@@ -19,10 +19,10 @@ impl MetricsPage {
     ///
     /// # Errors
     /// When the gateway does not answer with such a page.
-    pub async fn fetch(http: &Http, admin: SocketAddr) -> Result<Self, HttpError> {
-        let page = http.get(admin, PAGE).await?;
+    pub async fn fetch(admin: SocketAddr) -> Result<Self, HttpError> {
+        let page = http::get(admin, PAGE).await?;
         let metrics = Metrics::read(&String::from_utf8_lossy(&page));
-        let unreadable = |error| HttpError::unreadable(admin, PAGE, error);
+        let unreadable = |error| HttpError::of_get(admin, PAGE, error);
         Ok(Self(metrics.map_err(unreadable)?))
     }
 

@@ -17,7 +17,7 @@ use super::metrics::MetricsPage;
 use super::pool;
 use super::scenario::{ClientMix, EngineAction, PoolSettings, Scenario};
 use crate::engine::Dialect;
-use crate::http::{Http, HttpError};
+use crate::http::{self, HttpError};
 use crate::run::RunError;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway, GatewayConfig};
@@ -100,13 +100,12 @@ pub async fn play(
         ..settings.gateway.clone()
     };
     let mut gateway = Gateway::start(&gateway_config, document, &members).await?;
-    until_ready(&Http::new(), gateway.addresses().listen).await?;
+    until_ready(gateway.addresses().listen).await?;
     let at_rest = IdleMemory::of(&gateway).filter(|_| scenario.pool.bounds_memory());
     let run = ScenarioRun {
         scenario,
         lasts: settings.lasts,
         at: gateway.addresses(),
-        http: Http::new(),
         injected: Cell::default(),
         ejected_after: Cell::default(),
     };
@@ -136,7 +135,6 @@ struct ScenarioRun<'a> {
     scenario: &'a Scenario,
     lasts: Duration,
     at: Addresses,
-    http: Http,
     /// Time of the first fault.
     injected: Cell<Option<Instant>>,
     ejected_after: Cell<Option<Duration>>,
@@ -150,7 +148,7 @@ impl ScenarioRun<'_> {
         let clients = Clients::start(self.at.listen, self.scenario.mix);
         self.follow_script(fleet).await?;
         let seen = clients.stop().await;
-        let (totals, metrics) = until_at_rest(&self.http, self.at.admin, &*fleet).await?;
+        let (totals, metrics) = until_at_rest(self.at.admin, &*fleet).await?;
         let aftermath = SettledState {
             ejected_after: self.ejected_after.get(),
             effect: self.effect(fleet, &metrics),
@@ -233,7 +231,7 @@ impl ScenarioRun<'_> {
     }
 
     async fn ejections(&self, role: Role) -> Result<u64, HttpError> {
-        let metrics = MetricsPage::fetch(&self.http, self.at.admin).await?;
+        let metrics = MetricsPage::fetch(self.at.admin).await?;
         Ok(metrics.ejections(role))
     }
 }
@@ -251,10 +249,10 @@ pub trait TotalsSource {
 ///
 /// # Errors
 /// When the limit is exceeded.
-pub async fn until_ready(http: &Http, gateway: SocketAddr) -> Result<(), PlayError> {
+pub async fn until_ready(gateway: SocketAddr) -> Result<(), PlayError> {
     let deadline = Instant::now() + READY_LIMIT;
     loop {
-        match all_threads_ready(http, gateway).await {
+        match all_threads_ready(gateway).await {
             Ok(()) => return Ok(()),
             Err(why) if Instant::now() > deadline => return Err(PlayError::NotReady { why }),
             Err(_) => sleep(LOOK).await,
@@ -267,7 +265,6 @@ pub async fn until_ready(http: &Http, gateway: SocketAddr) -> Result<(), PlayErr
 /// # Errors
 /// When the gateway or an engine does not report its state.
 pub async fn until_at_rest(
-    http: &Http,
     admin: SocketAddr,
     engines: &impl TotalsSource,
 ) -> Result<(EngineTotals, MetricsPage), PlayError> {
@@ -275,7 +272,7 @@ pub async fn until_at_rest(
     let (mut calm, mut before) = (0, None);
     loop {
         sleep(REST_LOOK).await;
-        let metrics = MetricsPage::fetch(http, admin).await?;
+        let metrics = MetricsPage::fetch(admin).await?;
         let totals = engines.totals().await?;
         let rests = totals.requests + metrics.bookings() + metrics.streams() == 0;
         let counted = (metrics.leaked_handoffs(), metrics.unknown_handoffs());
@@ -304,9 +301,9 @@ pub fn counted(engines: EngineTotals, metrics: &MetricsPage) -> SettledState {
     }
 }
 
-async fn all_threads_ready(http: &Http, gateway: SocketAddr) -> Result<(), HttpError> {
+async fn all_threads_ready(gateway: SocketAddr) -> Result<(), HttpError> {
     for _ in 0..CONNECTIONS {
-        http.get(gateway, "/pd-router/ready").await?;
+        http::get(gateway, "/pd-router/ready").await?;
     }
     Ok(())
 }

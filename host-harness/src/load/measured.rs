@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use pd_harness_common::connection::Failure;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::{LoadConnectionError, Reply};
+use super::connection::Reply;
 use crate::replay::Spread;
 
 /// The measured window: answers that end in it count.
@@ -43,7 +44,7 @@ pub struct Sample {
 impl Sample {
     /// The outcome of a request with this due time, whose answer is awaited until `limit` at most.
     pub async fn of(
-        answer: impl Future<Output = Result<Reply, LoadConnectionError>>,
+        answer: impl Future<Output = Result<Reply, Failure>>,
         due: Instant,
         limit: Instant,
     ) -> Self {

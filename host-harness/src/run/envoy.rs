@@ -20,7 +20,7 @@ use super::forwarder::Forwarder;
 use super::gateway::Addresses;
 use super::supervised::Supervised;
 use crate::host::clusters::ClusterKind;
-use crate::http::Http;
+use crate::http;
 
 /// Envoy takes a second or two to compile the filter; much longer on a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -281,9 +281,8 @@ async fn ready(admin: &Admin, admin_file: &Path) -> Addresses {
 
 async fn try_ready(admin: &Admin, admin_file: &Path) -> Option<Addresses> {
     let admin = admin.address(admin_file)?;
-    let http = Http::new();
-    http.get(admin, "/ready").await.ok()?;
-    let listeners = http.get_json(admin, "/listeners?format=json").await;
+    http::get(admin, "/ready").await.ok()?;
+    let listeners = http::get_json(admin, "/listeners?format=json").await;
     let listen = listener(&listeners.ok()?)?;
     TcpStream::connect(listen).await.ok()?;
     Some(Addresses { listen, admin })

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::results::TraceRow;
 use crate::engine::Role;
-use crate::http::{Client, Http, HttpError, keeping_client};
+use crate::http::{self, Client, HttpError, keeping_client};
 use crate::replay::{Request, Spread, Trace};
 use events::StreamReader;
 
@@ -243,10 +243,9 @@ async fn answer(
 /// # Errors
 /// When a state report fails.
 pub async fn states(engines: &[SocketAddr]) -> Result<Vec<EngineState>, HttpError> {
-    let http = Http::new();
     let mut states = Vec::new();
     for engine in engines {
-        states.push(http.get_json(*engine, "/__state").await?);
+        states.push(http::get_json(*engine, "/__state").await?);
     }
     Ok(states)
 }

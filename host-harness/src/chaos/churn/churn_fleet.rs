@@ -16,7 +16,7 @@ use crate::chaos::fleet::{EngineTotals, FleetError, engine_config};
 use crate::chaos::play::TotalsSource;
 use crate::chaos::scenario::EngineId;
 use crate::engine::{Dialect, Engine, State};
-use crate::http::Http;
+use crate::http;
 use crate::run::fleet::Members;
 
 /// Initial workers of each role.
@@ -44,7 +44,6 @@ pub struct ChurnFleet {
     source: Source,
     dialect: Dialect,
     publisher: DiscoveryPublisher,
-    http: Http,
     workers: Vec<Worker>,
     slots: Vec<AddressSlot>,
     last_id: u64,
@@ -118,7 +117,6 @@ impl ChurnFleet {
             source,
             dialect,
             publisher: DiscoveryPublisher::of(source)?,
-            http: Http::new(),
             workers: Vec::new(),
             slots,
             last_id: 0,
@@ -255,7 +253,7 @@ impl ChurnFleet {
         if late < GRACE {
             return Ok(());
         }
-        let Some(seen) = worker.report(&self.http).await? else {
+        let Some(seen) = worker.report().await? else {
             return Ok(());
         };
         let Some(before) = requests else {
@@ -285,7 +283,7 @@ impl ChurnFleet {
         if late < GRACE {
             return Ok(true);
         }
-        let Some(seen) = worker.report(&self.http).await? else {
+        let Some(seen) = worker.report().await? else {
             return Ok(false);
         };
         if requests.is_none() {
@@ -465,7 +463,7 @@ impl TotalsSource for ChurnFleet {
             unfetched: self.lost,
         };
         for worker in &self.workers {
-            let Some(now) = worker.report(&self.http).await? else {
+            let Some(now) = worker.report().await? else {
                 continue;
             };
             let of_worker = EngineTotals::of(&now);
@@ -489,11 +487,11 @@ impl Worker {
     }
 
     /// `None`: the worker does not run.
-    async fn report(&self, http: &Http) -> Result<Option<State>, FleetError> {
+    async fn report(&self) -> Result<Option<State>, FleetError> {
         if self.engine.is_none() {
             return Ok(None);
         }
-        Ok(Some(http.get_json(self.address, "/__state").await?))
+        Ok(Some(http::get_json(self.address, "/__state").await?))
     }
 }
 

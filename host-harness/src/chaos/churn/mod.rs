@@ -15,7 +15,6 @@ use super::judge::{ClientOutcomes, Rules, ScenarioVerdict, SettledState, judge};
 use super::play::{PlayError, PlaySettings, counted, tick, until_at_rest, until_ready};
 use super::pool;
 use super::scenario::{ClientMix, Demand, FleetSize, Leaks};
-use crate::http::Http;
 use crate::run::fleet::Members;
 use crate::run::gateway::{Addresses, Gateway};
 
@@ -94,10 +93,9 @@ async fn course(
     at: Addresses,
     lasts: Duration,
 ) -> Result<(ClientOutcomes, SettledState, UnfinishedWork), PlayError> {
-    let http = Http::new();
     fleet.announce_to(at.listen).await?;
     tokio::select! {
-        ready = until_ready(&http, at.listen) => ready?,
+        ready = until_ready(at.listen) => ready?,
         error = fleet.stay() => return Err(error.into()),
     }
     let clients = Clients::start(at.listen, ClientMix::Patient);
@@ -111,7 +109,7 @@ async fn course(
         seen = ending => seen,
         error = fleet.stay() => return Err(error.into()),
     };
-    let (totals, metrics) = until_at_rest(&http, at.admin, &*fleet).await?;
+    let (totals, metrics) = until_at_rest(at.admin, &*fleet).await?;
     let aftermath = counted(totals, &metrics);
     let left = UnfinishedWork {
         streams: metrics.streams(),

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::source::{self, Source};
 use crate::chaos::fleet::FleetError;
 use crate::host::clusters::ClusterKind;
-use crate::http::Http;
+use crate::http;
 use crate::run::fleet::{MODEL, Members};
 
 /// Lease of a registered worker.
@@ -75,7 +75,6 @@ enum Channel {
 
 /// The workers registered at the gateway.
 struct Registry {
-    http: Http,
     gateway: Option<SocketAddr>,
     registered: BTreeMap<u64, SocketAddr>,
     heartbeat: Instant,
@@ -97,7 +96,6 @@ impl DiscoveryPublisher {
                 Channel::Files(folder)
             }
             Source::Registration => Channel::Registration(Box::new(Registry {
-                http: Http::new(),
                 gateway: None,
                 registered: BTreeMap::new(),
                 heartbeat: Instant::now(),
@@ -205,9 +203,7 @@ impl Registry {
     }
 
     async fn call(&self, method: Method, at: SocketAddr, body: &Value) -> Result<(), FleetError> {
-        self.http
-            .send(method, at, REGISTER, body.to_string(), Some(TOKEN))
-            .await?;
+        http::send(method, at, REGISTER, body.to_string(), Some(TOKEN)).await?;
         Ok(())
     }
 }

@@ -3,13 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Full};
+use bytes::BytesMut;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper::header::{CONTENT_TYPE, HOST, RETRY_AFTER};
-use hyper::{HeaderMap, Request, Response};
-use hyper_util::rt::TokioIo;
+use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
+use hyper::{HeaderMap, Response};
+use pd_harness_common::connection::{self, Connection, Failure, in_words};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -33,7 +32,7 @@ pub enum ExchangeOutcome {
 pub struct ClientConnection {
     to: SocketAddr,
     window: Option<u32>,
-    sender: Option<SendRequest<Full<Bytes>>>,
+    open: Option<Connection>,
 }
 
 impl ClientConnection {
@@ -42,7 +41,7 @@ impl ClientConnection {
         Self {
             to,
             window,
-            sender: None,
+            open: None,
         }
     }
 
@@ -66,7 +65,7 @@ impl ClientConnection {
         let deadline = Instant::now() + PATIENCE;
         let response = match timeout_at(deadline, self.send(ask)).await {
             Err(_) => return self.no_answer(AnswerEnd::Never),
-            Ok(Err(why)) => return self.no_answer(AnswerEnd::Broken(why)),
+            Ok(Err(why)) => return self.no_answer(AnswerEnd::Broken(why.to_string())),
             Ok(Ok(response)) => response,
         };
         if behaviour.leaves == Some(Leaves::AtHeaders) {
@@ -78,24 +77,19 @@ impl ClientConnection {
             return self.leave();
         };
         if end != AnswerEnd::Clean || closes {
-            self.sender = None;
+            self.open = None;
         }
         ExchangeOutcome::Received(reader.received(end))
     }
 
-    async fn send(&mut self, ask: &Ask) -> Result<Response<Incoming>, String> {
-        let mut sender = match self.sender.take() {
-            Some(sender) if !sender.is_closed() => sender,
-            _ => self.connect().await?,
+    async fn send(&mut self, ask: &Ask) -> Result<Response<Incoming>, Failure> {
+        let mut open = match self.open.take() {
+            Some(open) if !open.is_closed() => open,
+            _ => Connection::over(self.dial().await.map_err(Failure::no_connection)?).await?,
         };
-        sender.ready().await.map_err(in_words)?;
-        let request = Request::post(ask.path)
-            .header(HOST, self.to.to_string())
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(ask.body.clone()))
-            .map_err(in_words)?;
-        let response = sender.send_request(request).await.map_err(in_words)?;
-        self.sender = Some(sender);
+        let request = connection::post(ask.path, self.to, ask.body.clone());
+        let response = open.send(request).await?;
+        self.open = Some(open);
         Ok(response)
     }
 
@@ -116,14 +110,6 @@ impl ClientConnection {
         Ok(())
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, String> {
-        let stream = self.dial().await.map_err(in_words)?;
-        let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = handshake.map_err(in_words)?;
-        tokio::spawn(connection);
-        Ok(sender)
-    }
-
     async fn dial(&self) -> std::io::Result<TcpStream> {
         let socket = match self.to {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -139,12 +125,12 @@ impl ClientConnection {
 
     /// Closes the connection: it ends without a sender and a body.
     fn leave(&mut self) -> ExchangeOutcome {
-        self.sender = None;
+        self.open = None;
         ExchangeOutcome::Left
     }
 
     fn no_answer(&mut self, end: AnswerEnd) -> ExchangeOutcome {
-        self.sender = None;
+        self.open = None;
         ExchangeOutcome::Received(ReceivedAnswer::nothing(end))
     }
 }
@@ -235,15 +221,4 @@ fn says_close(headers: &HeaderMap) -> bool {
 fn text_of(headers: &HeaderMap, name: &hyper::header::HeaderName) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?;
     Some(value.to_owned())
-}
-
-/// An error with its causes: hyper's own message says little.
-pub fn in_words(error: impl std::error::Error) -> String {
-    let mut words = error.to_string();
-    let mut cause = error.source();
-    while let Some(deeper) = cause {
-        words = format!("{words}: {deeper}");
-        cause = deeper.source();
-    }
-    words
 }

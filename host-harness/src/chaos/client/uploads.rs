@@ -15,13 +15,14 @@ use hyper::body::Frame;
 use hyper::client::conn::http1;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
+use pd_harness_common::connection::in_words;
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::behaviour::ClientBehaviour;
-use super::connection::{AnswerReader, ExchangeOutcome, PATIENCE, in_words};
+use super::connection::{AnswerReader, ExchangeOutcome, PATIENCE};
 use crate::chaos::asks::{AnswerShape, Delivery, ExpectedAnswer, Fit};
 use crate::chaos::judge::{ClientOutcomes, Conduct, Exchange};
 use crate::chaos::reply::{AnswerEnd, ReceivedAnswer};

@@ -16,18 +16,10 @@ async fn fleet(source: Source) -> ChurnFleet {
     fleet
 }
 
-async fn ask(fleet: &ChurnFleet, address: SocketAddr) {
+async fn ask(address: SocketAddr) {
     // Refused, since the request is no leg; but it is counted.
-    let answer = fleet
-        .http
-        .send(
-            Method::POST,
-            address,
-            "/v1/completions",
-            "{}".to_owned(),
-            None,
-        )
-        .await;
+    let body = "{}".to_owned();
+    let answer = http::send(Method::POST, address, "/v1/completions", body, None).await;
     assert!(answer.is_err());
 }
 
@@ -39,7 +31,7 @@ async fn a_request_that_comes_long_after_a_removal_is_counted_and_an_earlier_one
         since: Instant::now(),
         requests: None,
     };
-    ask(&fleet, removed).await;
+    ask(removed).await;
     let begin = Instant::now();
     let mut late = false;
     while fleet.workers.iter().any(|worker| worker.address == removed) {
@@ -47,7 +39,7 @@ async fn a_request_that_comes_long_after_a_removal_is_counted_and_an_earlier_one
         assert!(fleet.entries().iter().all(|entry| entry.address != removed));
         if !late && begin.elapsed() > GRACE + 4 * LOOK {
             late = true;
-            ask(&fleet, removed).await;
+            ask(removed).await;
         }
         tokio::time::sleep(LOOK).await;
     }
