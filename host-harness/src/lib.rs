@@ -16,4 +16,5 @@ mod plot;
 mod replay;
 mod run;
 
+pub use check::{schema, shape};
 pub use commands::Cli;

@@ -9,9 +9,8 @@ mod bootstrap;
 mod explain;
 mod node;
 mod output;
-mod reference;
-mod schema;
-mod shape;
+pub mod schema;
+pub mod shape;
 mod summary;
 mod traps;
 
@@ -26,7 +25,7 @@ use self::traps::Warning;
 )]
 pub struct Args {
     /// The plugin's configuration, JSON. With --bootstrap it replaces the one in the bootstrap, and may be left out.
-    #[arg(value_name = "FILE", required_unless_present_any = ["bootstrap", "schema", "reference"])]
+    #[arg(value_name = "FILE", required_unless_present_any = ["bootstrap", "schema"])]
     file: Option<PathBuf>,
     /// Envoy's bootstrap, YAML or JSON: warns of what in it breaks the filter, or weakens it.
     #[arg(long, value_name = "ENVOY.yaml")]
@@ -40,9 +39,6 @@ pub struct Args {
     /// Print the configuration's JSON Schema, and do nothing else.
     #[arg(long, exclusive = true)]
     schema: bool,
-    /// Print envoy/config-reference.md with new tables, and do nothing else.
-    #[arg(long, exclusive = true)]
-    reference: bool,
 }
 
 /// Why there is nothing to explain.
@@ -72,9 +68,6 @@ pub enum CheckError {
         /// Cause.
         source: BootstrapReadError,
     },
-    /// The reference page asks for a table that does not exist.
-    #[error("envoy/config-reference.md: {0}")]
-    Reference(#[from] reference::PageError),
 }
 
 impl CheckError {
@@ -104,10 +97,6 @@ struct Findings {
 pub fn run(args: &Args) -> Result<ExitCode, CheckError> {
     if args.schema {
         print!("{}", schema::text());
-        return Ok(ExitCode::SUCCESS);
-    }
-    if args.reference {
-        print!("{}", reference::page(reference::PAGE)?);
         return Ok(ExitCode::SUCCESS);
     }
     let findings = match find(args.file.as_deref(), args.bootstrap.as_deref()) {

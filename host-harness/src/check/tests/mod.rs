@@ -1,6 +1,5 @@
 //! Tests of `pd-harness check`.
 
-mod committed;
 mod explained;
 mod fields;
 mod trapped;

@@ -1,22 +1,35 @@
-//! Owns the tables in `envoy/config-reference.md`, made from the configuration's schema. The prose around them is the page's own.
+//! Owns the files made from the configuration's schema: the schema itself, and the tables of `envoy/config-reference.md`. The prose
+//! around those is the page's own.
 //!
 //! A table stands between `<!-- fields of TYPE -->` or `<!-- values of TYPE -->` and `<!-- end -->`. A type with its own table is
 //! linked; the fields of a type without one stand in the table of its parent.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::fs;
+use std::io;
+use std::path::Path;
 
+use pd_harness::schema;
+use pd_harness::shape::{Absent, Field, Kind, Shape, Shapes, Variant};
 use serde_json::Value;
 
-use super::schema;
-use super::shape::{Absent, Field, Kind, Shape, Shapes, Variant};
-
-/// The page at the time of the build.
-pub const PAGE: &str = include_str!("../../../envoy/config-reference.md");
-
+const SCHEMA: &str = "config.schema.json";
+const PAGE: &str = "config-reference.md";
 const END: &str = "<!-- end -->";
 /// Bounds from here on come from a number's width, and are not shown.
 const WIDE: f64 = u32::MAX as f64;
+
+/// Why the files cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReferenceError {
+    /// The page cannot be made.
+    #[error("{PAGE}: {0}")]
+    Page(#[from] PageError),
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
 
 /// Why the page cannot be made.
 #[derive(Debug, thiserror::Error, PartialEq)]
@@ -29,11 +42,27 @@ pub enum PageError {
     NoEnd(String),
 }
 
+/// Writes the files in this folder anew; prints the names of those that have changed.
+///
+/// # Errors
+/// When the page cannot be made, or a file cannot be read or written.
+pub fn write(folder: &Path) -> Result<(), ReferenceError> {
+    let made = page(&fs::read_to_string(folder.join(PAGE))?)?;
+    for (name, text) in [(SCHEMA, schema::text()), (PAGE, made)] {
+        let file = folder.join(name);
+        if fs::read(&file).ok().as_deref() != Some(text.as_bytes()) {
+            fs::write(&file, text)?;
+            println!("{name}");
+        }
+    }
+    Ok(())
+}
+
 /// The page with new tables.
 ///
 /// # Errors
 /// When a marker names an unknown type, or a table does not end.
-pub fn page(page: &str) -> Result<String, PageError> {
+fn page(page: &str) -> Result<String, PageError> {
     let shapes = Shapes::new(schema::document());
     let tables = Tables {
         sections: sections(page),
@@ -333,3 +362,6 @@ fn count(schema: &Value, least: &str, most: &str) -> Option<String> {
         (Some(least), Some(most)) => Some(format!("{least} to {most}")),
     }
 }
+
+#[cfg(test)]
+mod tests;
