@@ -13,150 +13,43 @@ use crate::host::state::{
 use crate::host::upstream::{CallRefused, OutgoingRequest};
 
 pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    link_maps(linker)?;
-    link_bodies(linker)?;
-    link_flow(linker)
-}
-
-fn link_maps(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_get_header_map_pairs",
-        |host: Host<'_>, map: u32, at: u32, size: u32| {
-            finish(map_pairs(guest(host), map, output(at, size)))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_get_header_map_size",
-        |host: Host<'_>, map: u32, at: u32| finish(map_size(guest(host), map, at)),
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_set_header_map_pairs",
-        |host: Host<'_>, map: u32, at: u32, size: u32| {
-            finish(set_map_pairs(guest(host), map, span(at, size)))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_get_header_map_value",
-        |host: Host<'_>, map: u32, key: u32, key_size: u32, at: u32, size: u32| {
-            let key = span(key, key_size);
-            finish(map_value(guest(host), map, key, output(at, size)))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_replace_header_map_value",
-        |host: Host<'_>, map: u32, key: u32, key_size: u32, value: u32, value_size: u32| {
-            let (key, value) = (span(key, key_size), span(value, value_size));
-            finish(edit_map(guest(host), map, key, value, Headers::set))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_add_header_map_value",
-        |host: Host<'_>, map: u32, key: u32, key_size: u32, value: u32, value_size: u32| {
-            let (key, value) = (span(key, key_size), span(value, value_size));
-            finish(edit_map(guest(host), map, key, value, Headers::add))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_remove_header_map_value",
-        |host: Host<'_>, map: u32, key: u32, key_size: u32| {
-            let (key, value) = (span(key, key_size), span(0, 0));
-            let remove = |headers: &mut Headers, name: &[u8], _: &[u8]| headers.remove(name);
-            finish(edit_map(guest(host), map, key, value, remove))
-        },
-    )?;
-    Ok(())
-}
-
-fn link_bodies(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_get_buffer_bytes",
-        |host: Host<'_>, buffer: u32, start: u32, max: u32, at: u32, size: u32| {
-            let range = span(start, max);
-            finish(buffer_bytes(guest(host), buffer, range, output(at, size)))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_get_buffer_status",
-        |host: Host<'_>, buffer: u32, size: u32, flags: u32| {
-            finish(buffer_status(guest(host), buffer, size, flags))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_set_buffer_bytes",
-        |host: Host<'_>, buffer: u32, start: u32, length: u32, at: u32, size: u32| {
-            let (range, bytes) = (span(start, length), span(at, size));
-            finish(set_buffer_bytes(guest(host), buffer, range, bytes))
-        },
-    )?;
-    Ok(())
-}
-
-fn link_flow(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_continue_stream",
-        |host: Host<'_>, stream: u32| finish(continue_stream(guest(host), stream)),
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_close_stream",
-        |host: Host<'_>, stream: u32| finish(close_stream(guest(host), stream)),
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_send_local_response",
-        |host: Host<'_>,
-         status: u32,
-         details: u32,
-         details_size: u32,
-         body: u32,
-         body_size: u32,
-         headers: u32,
-         headers_size: u32,
-         grpc_status: u32| {
-            let reply = ReplySpans {
-                status,
-                details: span(details, details_size),
-                body: span(body, body_size),
-                headers: span(headers, headers_size),
-                grpc_status: grpc_status.cast_signed(),
-            };
-            finish(send_local_response(guest(host), reply))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_http_call",
-        |host: Host<'_>,
-         cluster: u32,
-         cluster_size: u32,
-         headers: u32,
-         headers_size: u32,
-         body: u32,
-         body_size: u32,
-         _trailers: u32,
-         _trailers_size: u32,
-         timeout_ms: u32,
-         token: u32| {
-            let call = CallSpans {
-                cluster: span(cluster, cluster_size),
-                headers: span(headers, headers_size),
-                body: span(body, body_size),
-                timeout_ms,
-            };
-            finish(http_call(guest(host), call, token))
-        },
-    )?;
+    imports! { linker, guest:
+        proxy_get_header_map_pairs(map, at, size) => map_pairs(guest, map, output(at, size));
+        proxy_get_header_map_size(map, at) => map_size(guest, map, at);
+        proxy_set_header_map_pairs(map, at, size) => set_map_pairs(guest, map, span(at, size));
+        proxy_get_header_map_value(map, key, key_size, at, size) =>
+            map_value(guest, map, span(key, key_size), output(at, size));
+        proxy_replace_header_map_value(map, key, key_size, value, value_size) =>
+            edit_map(guest, map, span(key, key_size), span(value, value_size), Headers::set);
+        proxy_add_header_map_value(map, key, key_size, value, value_size) =>
+            edit_map(guest, map, span(key, key_size), span(value, value_size), Headers::add);
+        proxy_remove_header_map_value(map, key, key_size) =>
+            edit_map(guest, map, span(key, key_size), span(0, 0), |headers, name, _| headers.remove(name));
+        proxy_get_buffer_bytes(buffer, start, max, at, size) =>
+            buffer_bytes(guest, buffer, span(start, max), output(at, size));
+        proxy_get_buffer_status(buffer, size, flags) => buffer_status(guest, buffer, size, flags);
+        proxy_set_buffer_bytes(buffer, start, length, at, size) =>
+            set_buffer_bytes(guest, buffer, span(start, length), span(at, size));
+        proxy_continue_stream(stream) => continue_stream(guest, stream);
+        proxy_close_stream(stream) => close_stream(guest, stream);
+        proxy_send_local_response(
+            status, details, details_size, body, body_size, headers, headers_size, grpc_status: i32
+        ) => send_local_response(guest, ReplySpans {
+            status,
+            details: span(details, details_size),
+            body: span(body, body_size),
+            headers: span(headers, headers_size),
+            grpc_status,
+        });
+        proxy_http_call(
+            cluster, cluster_size, headers, headers_size, body, body_size, _trailers, _trailers_size, timeout_ms, token
+        ) => http_call(guest, CallSpans {
+            cluster: span(cluster, cluster_size),
+            headers: span(headers, headers_size),
+            body: span(body, body_size),
+            timeout_ms,
+        }, token);
+    }
     Ok(())
 }
 

@@ -1,5 +1,21 @@
 //! Owns the imports of proxy-wasm ABI 0.2.1: their access to the guest's memory, their answers, and their registration.
 
+/// Registers imports: each with its name, its arguments, `u32` unless another type is given, and its answer to the calling guest.
+macro_rules! imports {
+    ($linker:ident, $guest:ident: $($name:ident($($argument:ident $(: $kind:ty)?),*) => $answer:expr;)*) => {
+        $($linker.func_wrap(
+            "env",
+            stringify!($name),
+            |host: Host<'_> $(, $argument: imports!(@type $($kind)?))*| {
+                let $guest = guest(host);
+                finish($answer)
+            },
+        )?;)*
+    };
+    (@type) => { u32 };
+    (@type $kind:ty) => { $kind };
+}
+
 mod http;
 mod process;
 mod property;
@@ -78,7 +94,7 @@ struct GuestCall<'a>(Host<'a>);
 
 /// The guest during a host call that begins, and is counted.
 fn guest(mut caller: Host<'_>) -> GuestCall<'_> {
-    counted(&mut caller);
+    caller.data_mut().host_calls += 1;
     GuestCall(caller)
 }
 
@@ -130,13 +146,6 @@ impl GuestCall<'_> {
         }
         Ok(address)
     }
-}
-
-/// The state of the host, in which a host call is counted.
-fn counted<'c>(caller: &'c mut Host<'_>) -> &'c mut HostState {
-    let state = caller.data_mut();
-    state.host_calls += 1;
-    state
 }
 
 fn slice(memory: &[u8], span: Span) -> Result<&[u8], Status> {

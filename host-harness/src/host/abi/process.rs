@@ -5,8 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use wasmtime::Linker;
 
 use super::{
-    Answer, GuestCall, Host, Output, Refusal, Span, Status, counted, finish, guest, output, slice,
-    span,
+    Answer, GuestCall, Host, Output, Refusal, Span, Status, finish, guest, output, slice, span,
 };
 use crate::host::metrics::{MetricError, MetricKind};
 use crate::host::state::{Effect, HostState};
@@ -15,148 +14,29 @@ use crate::host::state::{Effect, HostState};
 const VM_ID: &[u8] = b"pd";
 
 pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    link_vm(linker)?;
-    link_shared(linker)?;
-    link_metrics(linker)
-}
-
-fn link_vm(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_log",
-        |host: Host<'_>, level: u32, at: u32, size: u32| {
-            finish(log(guest(host), level, span(at, size)))
-        },
-    )?;
-    linker.func_wrap("env", "proxy_get_log_level", |host: Host<'_>, at: u32| {
-        finish(guest(host).write_u32(at, log_level()))
-    })?;
-    linker.func_wrap(
-        "env",
-        "proxy_get_current_time_nanoseconds",
-        |host: Host<'_>, at: u32| finish(current_time(guest(host), at)),
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_set_tick_period_milliseconds",
-        |mut host: Host<'_>, period: u32| {
-            counted(&mut host).effects.push(Effect::Tick(period));
-            finish(Ok(()))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_set_effective_context",
-        |mut host: Host<'_>, context: u32| {
-            let state = counted(&mut host);
-            if !state.knows(context) {
-                return finish(Err(Status::BadArgument.into()));
-            }
-            state.effective = Some(context);
-            finish(Ok(()))
-        },
-    )?;
-    linker.func_wrap("env", "proxy_done", |mut host: Host<'_>| {
-        let state = counted(&mut host);
-        let target = state.target();
-        state.effects.push(Effect::Done(target));
-        finish(Ok(()))
-    })?;
-    linker.func_wrap(
-        "env",
-        "proxy_call_foreign_function",
-        |_: Host<'_>, _: u32, _: u32, _: u32, _: u32, _: u32, _: u32| {
-            finish(Err(Status::NotFound.into()))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_get_status",
-        |host: Host<'_>, code: u32, at: u32, size: u32| {
-            finish(status(guest(host), code, output(at, size)))
-        },
-    )?;
-    Ok(())
-}
-
-fn link_shared(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_get_shared_data",
-        |host: Host<'_>, key: u32, key_size: u32, at: u32, size: u32, cas: u32| {
-            let (key, to) = (span(key, key_size), output(at, size));
-            finish(shared_data(guest(host), key, to, cas))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_set_shared_data",
-        |host: Host<'_>, key: u32, key_size: u32, at: u32, size: u32, cas: u32| {
-            let (key, value) = (span(key, key_size), span(at, size));
-            finish(set_shared_data(guest(host), key, value, cas))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_register_shared_queue",
-        |host: Host<'_>, name: u32, size: u32, id: u32| {
-            finish(register_queue(guest(host), span(name, size), id))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_resolve_shared_queue",
-        |host: Host<'_>, vm: u32, vm_size: u32, name: u32, size: u32, id: u32| {
-            let (vm, name) = (span(vm, vm_size), span(name, size));
-            finish(resolve_queue(guest(host), vm, name, id))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_enqueue_shared_queue",
-        |host: Host<'_>, id: u32, at: u32, size: u32| {
-            finish(enqueue(guest(host), id, span(at, size)))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_dequeue_shared_queue",
-        |host: Host<'_>, id: u32, at: u32, size: u32| {
-            finish(dequeue(guest(host), id, output(at, size)))
-        },
-    )?;
-    Ok(())
-}
-
-fn link_metrics(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_define_metric",
-        |host: Host<'_>, kind: u32, name: u32, size: u32, id: u32| {
-            finish(define_metric(guest(host), kind, span(name, size), id))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_increment_metric",
-        |mut host: Host<'_>, id: u32, offset: i64| {
-            let changed = counted(&mut host).process.metrics.increment(id, offset);
-            finish(changed.map_err(metric_refused))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_record_metric",
-        |mut host: Host<'_>, id: u32, value: u64| {
-            let changed = counted(&mut host).process.metrics.record(id, value);
-            finish(changed.map_err(metric_refused))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_get_metric",
-        |host: Host<'_>, id: u32, at: u32| finish(metric(guest(host), id, at)),
-    )?;
+    imports! { linker, guest:
+        proxy_log(level, at, size) => log(guest, level, span(at, size));
+        proxy_get_log_level(at) => log_level(guest, at);
+        proxy_get_current_time_nanoseconds(at) => current_time(guest, at);
+        proxy_set_tick_period_milliseconds(period) => set_tick(guest, period);
+        proxy_set_effective_context(context) => set_effective_context(guest, context);
+        proxy_done() => done(guest);
+        proxy_call_foreign_function(_name, _name_size, _at, _size, _to, _to_size) => no_foreign_function(guest);
+        proxy_get_status(code, at, size) => status(guest, code, output(at, size));
+        proxy_get_shared_data(key, key_size, at, size, cas) =>
+            shared_data(guest, span(key, key_size), output(at, size), cas);
+        proxy_set_shared_data(key, key_size, at, size, cas) =>
+            set_shared_data(guest, span(key, key_size), span(at, size), cas);
+        proxy_register_shared_queue(name, size, id) => register_queue(guest, span(name, size), id);
+        proxy_resolve_shared_queue(vm, vm_size, name, size, id) =>
+            resolve_queue(guest, span(vm, vm_size), span(name, size), id);
+        proxy_enqueue_shared_queue(id, at, size) => enqueue(guest, id, span(at, size));
+        proxy_dequeue_shared_queue(id, at, size) => dequeue(guest, id, output(at, size));
+        proxy_define_metric(kind, name, size, id) => define_metric(guest, kind, span(name, size), id);
+        proxy_increment_metric(id, offset: i64) => increment_metric(guest, id, offset);
+        proxy_record_metric(id, value: u64) => record_metric(guest, id, value);
+        proxy_get_metric(id, at) => metric(guest, id, at);
+    }
     Ok(())
 }
 
@@ -174,7 +54,7 @@ fn log(mut guest: GuestCall<'_>, level: u32, message: Span) -> Answer {
     Ok(())
 }
 
-fn log_level() -> u32 {
+fn log_level(mut guest: GuestCall<'_>, at: u32) -> Answer {
     let levels = [
         tracing::enabled!(target: "plugin", tracing::Level::TRACE),
         tracing::enabled!(target: "plugin", tracing::Level::DEBUG),
@@ -182,7 +62,7 @@ fn log_level() -> u32 {
         tracing::enabled!(target: "plugin", tracing::Level::WARN),
     ];
     let quieter = levels.iter().take_while(|enabled| !**enabled).count();
-    u32::try_from(quieter).unwrap_or(4)
+    guest.write_u32(at, u32::try_from(quieter).unwrap_or(4))
 }
 
 fn current_time(mut guest: GuestCall<'_>, at: u32) -> Answer {
@@ -190,6 +70,31 @@ fn current_time(mut guest: GuestCall<'_>, at: u32) -> Answer {
     let now = now.map_err(|_| Status::InternalFailure)?.as_nanos();
     let now = u64::try_from(now).map_err(|_| Status::InternalFailure)?;
     guest.write(at, &now.to_le_bytes())
+}
+
+fn set_tick(mut guest: GuestCall<'_>, period: u32) -> Answer {
+    guest.state().effects.push(Effect::Tick(period));
+    Ok(())
+}
+
+fn set_effective_context(mut guest: GuestCall<'_>, context: u32) -> Answer {
+    let state = guest.state();
+    if !state.knows(context) {
+        return Err(Status::BadArgument.into());
+    }
+    state.effective = Some(context);
+    Ok(())
+}
+
+fn done(mut guest: GuestCall<'_>) -> Answer {
+    let state = guest.state();
+    let target = state.target();
+    state.effects.push(Effect::Done(target));
+    Ok(())
+}
+
+fn no_foreign_function(_: GuestCall<'_>) -> Answer {
+    Err(Status::NotFound.into())
 }
 
 fn status(mut guest: GuestCall<'_>, code_at: u32, to: Output) -> Answer {
@@ -249,6 +154,16 @@ fn define_metric(mut guest: GuestCall<'_>, kind: u32, name: Span, id_at: u32) ->
     let kind = MetricKind::from_abi(kind).ok_or(Status::BadArgument)?;
     let id = state.process.metrics.define(kind, slice(memory, name)?);
     guest.write_u32(id_at, id)
+}
+
+fn increment_metric(mut guest: GuestCall<'_>, id: u32, offset: i64) -> Answer {
+    let changed = guest.state().process.metrics.increment(id, offset);
+    changed.map_err(metric_refused)
+}
+
+fn record_metric(mut guest: GuestCall<'_>, id: u32, value: u64) -> Answer {
+    let changed = guest.state().process.metrics.record(id, value);
+    changed.map_err(metric_refused)
 }
 
 fn metric(mut guest: GuestCall<'_>, id: u32, at: u32) -> Answer {

@@ -7,22 +7,10 @@ use crate::host::routes::Route;
 use crate::host::state::{HostState, PLUGIN_NAME, StreamInfo};
 
 pub(super) fn link(linker: &mut Linker<HostState>) -> wasmtime::Result<()> {
-    linker.func_wrap(
-        "env",
-        "proxy_get_property",
-        |host: Host<'_>, path: u32, path_size: u32, at: u32, size: u32| {
-            let path = span(path, path_size);
-            finish(get_property(guest(host), path, output(at, size)))
-        },
-    )?;
-    linker.func_wrap(
-        "env",
-        "proxy_set_property",
-        |host: Host<'_>, path: u32, path_size: u32, at: u32, size: u32| {
-            let (path, value) = (span(path, path_size), span(at, size));
-            finish(set_property(guest(host), path, value))
-        },
-    )?;
+    imports! { linker, guest:
+        proxy_get_property(path, path_size, at, size) => get_property(guest, span(path, path_size), output(at, size));
+        proxy_set_property(path, path_size, at, size) => set_property(guest, span(path, path_size), span(at, size));
+    }
     Ok(())
 }
 
