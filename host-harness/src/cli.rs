@@ -1,4 +1,4 @@
-//! Owns what the command lines share: numbers within bounds, and the progress bar.
+//! Owns what the command lines share: numbers within bounds, tables of text, and the progress bar.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -16,6 +16,29 @@ pub fn within<T: FromStr + PartialOrd>(
 ) -> Result<T, &'static str> {
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or(words)
+}
+
+/// Lines of aligned cells; the first `words` columns are aligned left, as words are, and the others right, as numbers are.
+pub fn aligned<const N: usize>(lines: &[[String; N]], words: usize) -> String {
+    let mut widths = [0; N];
+    for line in lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for line in lines {
+        let mut padded = String::new();
+        for (at, (cell, width)) in line.iter().zip(widths).enumerate() {
+            padded += &match at < words {
+                true => format!("{cell:width$}  "),
+                false => format!("{cell:>width$}  "),
+            };
+        }
+        text += padded.trim_end();
+        text.push('\n');
+    }
+    text
 }
 
 /// A progress bar with room for messages of this many letters; only a terminal shows it.

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::churn::Churned;
 use super::judge::{ScenarioFigures, ScenarioVerdict};
+use crate::cli::aligned;
 
 /// Result of a scenario in one host.
 #[derive(Debug)]
@@ -58,88 +59,76 @@ pub fn for_machines(rows: &[ScenarioResult]) -> String {
 /// A column of the table: a heading in two lines, and each row's cell.
 struct Column {
     heading: [&'static str; 2],
-    cell: fn(&ScenarioResult) -> String,
+    cell: Cell,
+}
+
+/// The source of a column's cells.
+enum Cell {
+    Text(fn(&ScenarioResult) -> String),
+    Count(fn(&ScenarioFigures) -> u64),
 }
 
 const fn column(heading: [&'static str; 2], cell: fn(&ScenarioResult) -> String) -> Column {
+    let cell = Cell::Text(cell);
+    Column { heading, cell }
+}
+
+const fn count(heading: [&'static str; 2], count: fn(&ScenarioFigures) -> u64) -> Column {
+    let cell = Cell::Count(count);
     Column { heading, cell }
 }
 
 const COLUMNS: [Column; 16] = [
     column(["scenario", ""], |row| row.name.to_owned()),
     column(["host", ""], |row| row.host.to_owned()),
-    column(["sent", ""], |row| row.verdict.figures.sent.to_string()),
-    column(["answered", ""], |row| {
-        row.verdict.figures.answered.to_string()
-    }),
-    column(["engine", "status"], |row| {
-        row.verdict.figures.engine_status.to_string()
-    }),
-    column(["reset", ""], |row| row.verdict.figures.reset.to_string()),
-    column(["refused", ""], |row| {
-        row.verdict.figures.refused.to_string()
-    }),
-    column(["failed", ""], |row| row.verdict.figures.failed.to_string()),
-    column(["with a", "pair"], |row| {
-        row.verdict.figures.failed_with_healthy_pair.to_string()
-    }),
+    count(["sent", ""], |of| of.sent),
+    count(["answered", ""], |of| of.answered),
+    count(["engine", "status"], |of| of.engine_status),
+    count(["reset", ""], |of| of.reset),
+    count(["refused", ""], |of| of.refused),
+    count(["failed", ""], |of| of.failed),
+    count(["with a", "pair"], |of| of.failed_with_healthy_pair),
     column(["ejected", "after ms"], |row| {
         match row.verdict.figures.ejected_after_ms {
             Some(time) => time.to_string(),
             None => "-".to_owned(),
         }
     }),
-    column(["KV", "leaked"], |row| {
-        row.verdict.figures.kv_leaked.to_string()
-    }),
-    column(["", "counted"], |row| {
-        row.verdict.figures.kv_leaked_counted.to_string()
-    }),
-    column(["", "in doubt"], |row| {
-        row.verdict.figures.kv_unknown.to_string()
-    }),
-    column(["bookings", "left"], |row| {
-        row.verdict.figures.bookings_left.to_string()
-    }),
-    column(["clients", "left"], |row| {
-        row.verdict.figures.left.to_string()
-    }),
+    count(["KV", "leaked"], |of| of.kv_leaked),
+    count(["", "counted"], |of| of.kv_leaked_counted),
+    count(["", "in doubt"], |of| of.kv_unknown),
+    count(["bookings", "left"], |of| of.bookings_left),
+    count(["clients", "left"], |of| of.left),
     column(["rules", ""], |row| match row.breaks_a_rule() {
         true => "broken".to_owned(),
         false => "kept".to_owned(),
     }),
 ];
 
+impl Column {
+    fn cell(&self, row: &ScenarioResult) -> String {
+        match self.cell {
+            Cell::Text(text) => text(row),
+            Cell::Count(count) => count(&row.verdict.figures).to_string(),
+        }
+    }
+}
+
 /// Text columns, aligned left.
 const WORDS: usize = 2;
 
 /// A table with one line per scenario and host, followed by the reasons of failures.
 pub fn for_people(rows: &[ScenarioResult]) -> String {
-    let headings = [0, 1].map(|line| {
-        let heading = |column: &Column| column.heading.get(line).copied().unwrap_or_default();
-        COLUMNS.each_ref().map(|column| heading(column).to_owned())
+    let headings = [0, 1].map(|line: usize| {
+        COLUMNS
+            .each_ref()
+            .map(|column| column.heading[line].to_owned())
     });
     let cells = rows
         .iter()
-        .map(|row| COLUMNS.each_ref().map(|column| (column.cell)(row)));
+        .map(|row| COLUMNS.each_ref().map(|column| column.cell(row)));
     let lines: Vec<_> = headings.into_iter().chain(cells).collect();
-    let mut widths = [0; COLUMNS.len()];
-    for line in &lines {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = cell.len().max(*width);
-        }
-    }
-    let mut text = String::from("\n");
-    for line in &lines {
-        let mut padded = String::new();
-        for (at, (cell, width)) in line.iter().zip(widths).enumerate() {
-            let _ = match at < WORDS {
-                true => write!(padded, "{cell:width$}  "),
-                false => write!(padded, "{cell:>width$}  "),
-            };
-        }
-        let _ = writeln!(text, "{}", padded.trim_end());
-    }
+    let mut text = format!("\n{}", aligned(&lines, WORDS));
     for row in rows {
         write_churn(&mut text, row);
         write_reasons(&mut text, row);

@@ -1,10 +1,14 @@
 //! Owns the parts of reports: the style of a page, plots as SVG, and the text around them.
 
 mod axis;
+mod legend;
 mod lines;
+mod table;
 
 pub use axis::{Axis, Scale};
+pub use legend::Legend;
 pub use lines::{Canvas, Line, Points, lines};
+pub use table::{Cell, table};
 
 use plotters::drawing::DrawingAreaErrorKind;
 use plotters::style::RGBColor;

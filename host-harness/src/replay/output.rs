@@ -9,6 +9,7 @@ use super::contender::PolicyChoice;
 use super::engine::Model;
 use super::figures::PolicyFigures;
 use super::row::ReplayRow;
+use crate::cli::aligned;
 
 /// One line of JSON: the figures of one policy with one number of gateways, or `policies` with those of each.
 pub fn for_machines(comparison: &Comparison<'_>, choice: &PolicyChoice) -> String {
@@ -162,39 +163,14 @@ fn seconds(ms: f64) -> String {
 
 /// Description of the runs, and a table with one row per policy and number of gateways.
 pub fn for_people(comparison: &Comparison<'_>) -> String {
-    let mut text = format!("\n{}\n\n", comparison.in_words());
-    let widths = COLUMNS.each_ref().map(|column| {
-        let cells = comparison.rows.iter().map(|row| (column.cell)(row).len());
-        cells
-            .chain([column.heading.len(), column.unit.len()])
-            .max()
-            .unwrap_or_default()
-    });
-    let mut line = |cells: Vec<String>| {
-        let mut padded = String::new();
-        for (at, (cell, width)) in cells.iter().zip(widths).enumerate() {
-            let _ = match at {
-                0 => write!(padded, "{cell:width$}"),
-                _ => write!(padded, "  {cell:>width$}"),
-            };
-        }
-        let _ = writeln!(text, "{}", padded.trim_end());
-    };
-    line(
-        COLUMNS
-            .each_ref()
-            .map(|column| column.heading.to_owned())
-            .to_vec(),
-    );
-    line(
-        COLUMNS
-            .each_ref()
-            .map(|column| column.unit.to_owned())
-            .to_vec(),
-    );
-    for row in &comparison.rows {
-        line(COLUMNS.each_ref().map(|column| (column.cell)(row)).to_vec());
-    }
+    let headings = [
+        COLUMNS.each_ref().map(|column| column.heading.to_owned()),
+        COLUMNS.each_ref().map(|column| column.unit.to_owned()),
+    ];
+    let rows = comparison.rows.iter();
+    let rows = rows.map(|row| COLUMNS.each_ref().map(|column| (column.cell)(row)));
+    let lines: Vec<_> = headings.into_iter().chain(rows).collect();
+    let mut text = format!("\n{}\n\n{}", comparison.in_words(), aligned(&lines, 1));
     for row in &comparison.rows {
         if let Some(refusal) = &row.shown.refusal {
             let _ = writeln!(

@@ -8,7 +8,7 @@ use super::numbers::thousands;
 use super::select::{by_load, unique};
 use super::tables::{Table, of_load, of_memory, of_trace};
 use crate::bench::results::Results;
-use crate::plot::{DrawError, escaped, head, hex};
+use crate::plot::{DrawError, Legend, escaped, head, table};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -18,7 +18,8 @@ const STYLE: &str = include_str!("style.css");
 /// When a plot cannot be drawn.
 pub fn page(results: &Results) -> Result<String, DrawError> {
     let palette = Palette::of(results);
-    let mut page = head("pd-router bench", &format!("{STYLE}{}", hiding(&palette)));
+    let legend = legend(results, &palette);
+    let mut page = head("pd-router bench", &format!("{STYLE}{}", legend.rules()));
     let _ = writeln!(
         page,
         "<h1>pd-router bench</h1>\n<p>{}.</p>",
@@ -28,7 +29,7 @@ pub fn page(results: &Results) -> Result<String, DrawError> {
     page += &charts::of_requests(results, &palette)?;
     page += &charts::of_trace(&results.trace, &palette)?;
     page += "</div>\n<section>\n<h2>By load</h2>\n";
-    page += &legend(results, &palette);
+    page += &legend.html();
     page += "<div class=\"plots lines\">\n";
     page += &charts::of_lines(results, &palette)?;
     page += "</div>\n</section>\n";
@@ -71,38 +72,14 @@ fn in_a_line(results: &Results) -> String {
     )
 }
 
-/// Id of a contender's box in the legend, by position: the contender's name may hold any characters.
-fn id(at: usize) -> String {
-    format!("show-{at}")
-}
-
-/// CSS rules by which a contender's box in the legend hides its lines and dots.
-fn hiding(palette: &Palette) -> String {
-    let rules = palette.iter().enumerate().map(|(at, (_, color))| {
-        let (id, hex) = (id(at), hex(color));
-        format!(
-            "body:has(#{id}:not(:checked)) .lines :is([stroke=\"{hex}\"], [fill=\"{hex}\"]) {{ display: none; }}\n"
-        )
-    });
-    rules.collect()
-}
-
 /// A box for each contender that has a line in some plot.
-fn legend(results: &Results, palette: &Palette) -> String {
+fn legend(results: &Results, palette: &Palette) -> Legend {
     let has_line = |name: &str| {
         results.rows.iter().any(|row| row.contender == name)
             || results.memory.iter().any(|row| row.contender == name)
     };
-    let mut legend = "<div class=\"legend\">\n".to_owned();
-    let boxes = palette.iter().enumerate();
-    for (at, (name, color)) in boxes.filter(|(_, (name, _))| has_line(name)) {
-        let (id, hex, name) = (id(at), hex(color), escaped(name));
-        let _ = writeln!(
-            legend,
-            "<label><input type=\"checkbox\" id=\"{id}\" checked><i style=\"background:{hex}\"></i>{name}</label>"
-        );
-    }
-    legend + "</div>\n"
+    let drawn = palette.iter().filter(|(name, _)| has_line(name));
+    Legend::new(drawn.map(|(name, color)| (name.to_owned(), color)))
 }
 
 fn figures(results: &Results) -> String {
@@ -122,33 +99,10 @@ fn figures(results: &Results) -> String {
     text
 }
 
-fn written(table: &Table) -> String {
-    let mut text = format!(
-        "<h3>{}</h3>\n<div class=\"scroll\"><table>\n<thead><tr>",
-        escaped(&table.title)
-    );
-    for (heading, unit) in &table.head {
-        let _ = write!(
-            text,
-            "<th>{}<br><small>{}</small></th>",
-            escaped(heading),
-            escaped(unit)
-        );
-    }
-    text += "</tr></thead>\n<tbody>\n";
-    for row in &table.rows {
-        text += "<tr>";
-        for cell in row {
-            let best = if cell.best { " class=\"best\"" } else { "" };
-            let _ = write!(text, "<td{best}>{}", escaped(&cell.text));
-            if let Some((min, max)) = &cell.range {
-                let _ = write!(text, "<br><small>{}–{}</small>", escaped(min), escaped(max));
-            }
-            text += "</td>";
-        }
-        text += "</tr>\n";
-    }
-    text + "</tbody></table></div>\n"
+fn written(of: &Table) -> String {
+    let head = of.head.iter();
+    let head = head.map(|(heading, unit)| (heading.as_str(), unit.as_str()));
+    format!("<h3>{}</h3>\n{}", escaped(&of.title), table(head, &of.rows))
 }
 
 fn contenders(palette: &Palette) -> String {

@@ -5,6 +5,7 @@ use super::memory::{MARK, MemoryGrowth};
 use super::numbers::{bytes, percent, short, thousands};
 use super::select::{Group, answers, in_words, unique};
 use crate::bench::results::{Figures, MemoryRow, Row, TraceRow};
+use crate::plot::Cell;
 
 /// A table.
 pub struct Table {
@@ -14,26 +15,6 @@ pub struct Table {
     pub head: Vec<(String, String)>,
     /// Rows, as long as the head.
     pub rows: Vec<Vec<Cell>>,
-}
-
-/// A cell.
-#[derive(Default)]
-pub struct Cell {
-    /// The figure.
-    pub text: String,
-    /// Minimum and maximum of the rounds, if shown.
-    pub range: Option<(String, String)>,
-    /// Whether no other router has a better figure.
-    pub best: bool,
-}
-
-impl Cell {
-    fn of(text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            ..Self::default()
-        }
-    }
 }
 
 /// Which of two figures is better.

@@ -3,8 +3,6 @@
 mod plots;
 mod series;
 
-use std::fmt::Write;
-
 use plotters::style::RGBColor;
 
 use super::contender::ALL;
@@ -14,7 +12,8 @@ use super::output::{COLUMNS, TableColumn};
 use super::row::ReplayRow;
 use super::{Comparison, EXPLAINED};
 use crate::plot::{
-    Axis, Canvas, DrawError, Line, Points, Scale, escaped, figure, head, hex, lines, tint,
+    Axis, Canvas, Cell, DrawError, Legend, Line, Points, Scale, escaped, figure, head, lines,
+    table, tint,
 };
 use plots::bars;
 use series::{Intervals, distribution, hits, itl, ttft, wait};
@@ -41,14 +40,16 @@ const STYLE: &str = include_str!("style.css");
 pub fn page(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     let rows = &comparison.rows;
     let title = format!("pd-router replay: {}", comparison.trace_name);
-    let mut page = head(&title, &format!("{STYLE}{}", hiding(rows)));
+    let legend = Legend::new(rows.iter().map(|row| (name(row, rows), color(row, rows))));
+    let mut page = head(&title, &format!("{STYLE}{}", legend.rules()));
     page += &format!(
         "<h1>pd-router replay</h1>\n<p>{}.</p>\n",
         escaped(&comparison.in_words())
     );
-    page += &table(rows);
-    page += &legend(rows, comparison);
-    page += "<div class=\"plots\">\n";
+    page += &figures(rows);
+    page += &legend.html();
+    page += &note_on_seeds(comparison);
+    page += "<div class=\"plots lines\">\n";
     for plot in over_time(comparison) {
         page += &plot.draw(rows)?;
     }
@@ -59,33 +60,19 @@ pub fn page(comparison: &Comparison<'_>) -> Result<String, DrawError> {
     Ok(page)
 }
 
-fn table(rows: &[ReplayRow]) -> String {
-    let mut table = "<div class=\"scroll\"><table>\n<thead><tr>".to_owned();
-    for column in &COLUMNS {
-        let _ = write!(
-            table,
-            "<th>{}<br><small>{}</small></th>",
-            column.heading, column.unit
-        );
+fn figures(rows: &[ReplayRow]) -> String {
+    let head = COLUMNS.iter().map(|column| (column.heading, column.unit));
+    let cells = rows.iter().map(|row| {
+        COLUMNS.each_ref().map(|column| Cell {
+            best: is_best(row, rows, column),
+            ..Cell::of((column.cell)(row))
+        })
+    });
+    let table = table(head, cells);
+    match rows.len() {
+        0 | 1 => table,
+        _ => table + "<p class=\"note\">The best of each column is marked.</p>\n",
     }
-    table += "</tr></thead>\n<tbody>\n";
-    for row in rows {
-        table += "<tr>";
-        for column in &COLUMNS {
-            let best = if is_best(row, rows, column) {
-                " class=\"best\""
-            } else {
-                ""
-            };
-            let _ = write!(table, "<td{best}>{}</td>", (column.cell)(row));
-        }
-        table += "</tr>\n";
-    }
-    table += "</tbody></table></div>\n";
-    if rows.len() > 1 {
-        table += "<p class=\"note\">The best of each column is marked.</p>\n";
-    }
-    table
 }
 
 /// Whether a row has the best figure of a column, compared as displayed.
@@ -125,38 +112,14 @@ fn name(row: &ReplayRow, rows: &[ReplayRow]) -> String {
     }
 }
 
-/// Id of a row's box in the legend.
-fn id(row: &ReplayRow) -> String {
-    format!("show-{}-{}", row.contender.name(), row.gateways)
-}
-
-/// CSS rules by which a policy's box in the legend hides its lines.
-fn hiding(rows: &[ReplayRow]) -> String {
-    let rules = rows.iter().map(|row| {
-        let (id, hex) = (id(row), hex(color(row, rows)));
-        format!("body:has(#{id}:not(:checked)) polyline[stroke=\"{hex}\"] {{ display: none; }}\n")
-    });
-    rules.collect()
-}
-
-fn legend(rows: &[ReplayRow], comparison: &Comparison<'_>) -> String {
-    let mut legend = "<div class=\"legend\">\n".to_owned();
-    for row in rows {
-        let (id, hex, name) = (id(row), hex(color(row, rows)), name(row, rows));
-        let _ = writeln!(
-            legend,
-            "<label><input type=\"checkbox\" id=\"{id}\" checked><i style=\"background:{hex}\"></i>{name}</label>"
-        );
+fn note_on_seeds(comparison: &Comparison<'_>) -> String {
+    if comparison.seeds.count() == 1 {
+        return String::new();
     }
-    legend += "</div>\n";
-    if comparison.seeds.count() > 1 {
-        let _ = writeln!(
-            legend,
-            "<p class=\"note\">The table is the mean over all seeds; the plots show seed {}.</p>",
-            comparison.seeds.first()
-        );
-    }
-    legend
+    format!(
+        "<p class=\"note\">The table is the mean over all seeds; the plots show seed {}.</p>\n",
+        comparison.seeds.first()
+    )
 }
 
 /// A plot with a line for each policy.
@@ -338,6 +301,7 @@ fn explained() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plot::hex;
     use std::collections::HashSet;
 
     #[test]
