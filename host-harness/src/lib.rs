@@ -8,6 +8,7 @@ mod check;
 mod cli;
 mod commands;
 mod engine;
+mod files;
 mod host;
 mod http;
 mod load;

@@ -17,6 +17,7 @@ mod traps;
 use self::bootstrap::{Bootstrap, BootstrapReadError};
 use self::explain::Explanation;
 use self::traps::Warning;
+use crate::files::{self, FileError};
 
 /// Arguments of `pd-harness check`.
 #[derive(clap::Args)]
@@ -45,13 +46,8 @@ pub struct Args {
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// The plugin's configuration is wrong.
     #[error("{place}: {source}")]
     Config {
@@ -119,7 +115,7 @@ pub fn run(args: &Args) -> Result<ExitCode, CheckError> {
 
 fn find(file: Option<&Path>, bootstrap: Option<&Path>) -> Result<Findings, CheckError> {
     let own = match file {
-        Some(path) => Some(Source::new(path.display().to_string(), read(path)?)?),
+        Some(path) => Some(Source::new(path.display().to_string(), files::read(path)?)?),
         None => None,
     };
     let Some(path) = bootstrap else {
@@ -133,7 +129,7 @@ fn find(file: Option<&Path>, bootstrap: Option<&Path>) -> Result<Findings, Check
         path: path.to_owned(),
         source,
     };
-    let bootstrap = Bootstrap::parse(&read(path)?).map_err(in_bootstrap)?;
+    let bootstrap = Bootstrap::parse(&files::read(path)?).map_err(in_bootstrap)?;
     let mut findings = Findings::default();
     findings
         .explanations
@@ -185,13 +181,6 @@ impl Source {
     fn explain(&self) -> Explanation {
         Explanation::of(&self.place, &self.document, &self.config)
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, CheckError> {
-    std::fs::read(path).map_err(|source| CheckError::Read {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 #[cfg(test)]

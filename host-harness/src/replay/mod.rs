@@ -29,6 +29,7 @@ use seeds::Seeds;
 pub use trace::{Request, Trace, TraceError};
 
 use crate::cli::progress_bar;
+use crate::files::{self, FileError};
 
 /// Meaning of the figures, for `--help`.
 const EXPLAINED: &str = "\
@@ -135,13 +136,8 @@ pub enum ReplayError {
     #[error("the report: {0}")]
     Draw(#[from] crate::plot::DrawError),
     /// The report cannot be written.
-    #[error("{}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] FileError),
 }
 
 /// All runs and their results.
@@ -232,7 +228,7 @@ pub fn run(args: Args) -> Result<(), ReplayError> {
     let Some(path) = args.report_path() else {
         return Ok(());
     };
-    write(&path, &report::page(&comparison)?)?;
+    files::write(&path, &report::page(&comparison)?)?;
     if !args.json {
         let _ = writeln!(std::io::stdout(), "\nPlots are in {}", path.display());
     }
@@ -311,19 +307,6 @@ fn rows(
 fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
-}
-
-fn write(path: &Path, page: &str) -> Result<(), ReplayError> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let written = folder
-        .map_or(Ok(()), std::fs::create_dir_all)
-        .and_then(|()| std::fs::write(path, page));
-    written.map_err(|source| ReplayError::Write {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 #[cfg(test)]

@@ -164,7 +164,7 @@ impl Gateway {
         amended: AmendedConfig,
     ) -> Result<Self, RunError> {
         must_exist("Envoy", &files.envoy, "scripts/envoy.sh")?;
-        let template = super::read(&files.bootstrap)?;
+        let template = crate::files::read(&files.bootstrap)?;
         let envoy = Envoy::start(EnvoyConfig {
             binary: &files.envoy,
             template: &String::from_utf8_lossy(&template),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use routing::config::{Config, ConfigError};
 
 use crate::engine::EngineError;
+use crate::files::{self, FileError};
 use crate::host::HostError;
 use crate::host::steps::Counting;
 use crate::logging;
@@ -121,13 +122,8 @@ pub enum RunError {
         remedy: &'static str,
     },
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// The plugin's configuration is wrong.
     #[error("{}: {source}", path.display())]
     Config {
@@ -173,7 +169,7 @@ async fn serve(args: Args) -> Result<(), RunError> {
     let stop = stop::requested(args.until_stdin_closes)?;
     args.files.check_plugin()?;
     let (document, simulation) = match &args.config {
-        Some(path) => (read(path)?, None),
+        Some(path) => (files::read(path)?, None),
         None => {
             let simulation = Simulation::start(args.simulate, args.speedup).await?;
             (simulation.plugin_config(), Some(simulation))
@@ -208,13 +204,6 @@ async fn serve(args: Args) -> Result<(), RunError> {
         simulation.stop().await;
     }
     outcome
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, RunError> {
-    std::fs::read(path).map_err(|source| RunError::Read {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 fn must_exist(what: &'static str, path: &Path, remedy: &'static str) -> Result<(), RunError> {

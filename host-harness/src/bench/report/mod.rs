@@ -9,9 +9,10 @@ mod select;
 mod strips;
 mod tables;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::results::Results;
+use crate::files::{self, FileError};
 use crate::plot::DrawError;
 
 /// Why a report cannot be written.
@@ -24,13 +25,8 @@ pub enum ReportError {
     #[error("results as JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// A file cannot be written.
-    #[error("{}: {source}", path.display())]
-    Write {
-        /// The file or its folder.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] FileError),
 }
 
 /// Writes `report.json` and `report.html` into a folder, which is created if missing.
@@ -38,19 +34,13 @@ pub enum ReportError {
 /// # Errors
 /// When a plot cannot be drawn, or a file cannot be written. Files written before remain.
 pub fn write(results: &Results, folder: &Path) -> Result<(), ReportError> {
-    let in_folder = |source| ReportError::Write {
-        path: folder.to_owned(),
-        source,
-    };
-    std::fs::create_dir_all(folder).map_err(in_folder)?;
     let json = serde_json::to_string_pretty(results)? + "\n";
     // The figures first: the page can be derived from them after a failure.
-    put(folder.join("report.json"), &json)?;
-    put(folder.join("report.html"), &page::page(results)?)
-}
-
-fn put(path: PathBuf, text: &str) -> Result<(), ReportError> {
-    std::fs::write(&path, text).map_err(|source| ReportError::Write { path, source })
+    files::write(&folder.join("report.json"), &json)?;
+    Ok(files::write(
+        &folder.join("report.html"),
+        &page::page(results)?,
+    )?)
 }
 
 #[cfg(test)]

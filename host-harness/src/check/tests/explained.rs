@@ -116,5 +116,5 @@ fn what_is_wrong_is_told_with_its_file_and_its_path() {
     assert_eq!(line["sound"], false);
     assert_eq!(line["path"], "pools[0].prefill.attempts");
     let absent = find(Some(Path::new("/nowhere/at/all")), None);
-    assert!(matches!(absent, Err(CheckError::Read { .. })));
+    assert!(matches!(absent, Err(CheckError::Read(_))));
 }
