@@ -1,4 +1,4 @@
-//! Owns the reader of Prometheus' text format.
+//! Owns the reader of Prometheus' text format, and the escaping of its labels.
 
 use std::collections::BTreeMap;
 
@@ -67,6 +67,12 @@ impl Metrics {
         values.peek()?;
         Some(values.sum())
     }
+}
+
+/// A label's value, escaped.
+pub fn escaped(value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"");
+    value.replace('\n', "\\n")
 }
 
 fn sample(line: &str) -> Option<Sample> {

@@ -15,7 +15,6 @@ use super::pool;
 use super::scenario::{EngineAction, EngineId, Fault, FaultTarget, FleetSize, PoolSettings};
 use crate::engine::{Dialect, Engine, EngineConfig, EngineError, State};
 use crate::http::{self, HttpError};
-use crate::run::fleet::engine_role;
 
 /// 40,000 prompt tokens per second: each client can send several requests per second.
 const SPEEDUP: f64 = 5.0;
@@ -204,14 +203,13 @@ impl Fleet {
 }
 
 impl TotalsSource for Fleet {
-    async fn totals(&self) -> Result<EngineTotals, FleetError> {
-        let mut totals = EngineTotals::default();
-        for slot in &self.slots {
-            let now = slot.totals().await?;
-            totals.requests += now.requests;
-            totals.unfetched += now.unfetched;
-        }
-        Ok(totals)
+    fn running(&self) -> impl Iterator<Item = SocketAddr> {
+        let running = self.slots.iter().filter(|slot| slot.engine.is_some());
+        running.map(EngineSlot::address)
+    }
+
+    fn lost(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.lost).sum()
     }
 }
 
@@ -256,19 +254,6 @@ impl EngineSlot {
         self.lost += EngineTotals::of(&last).unfetched;
         Ok(())
     }
-
-    async fn totals(&self) -> Result<EngineTotals, FleetError> {
-        if self.engine.is_none() {
-            return Ok(EngineTotals {
-                requests: 0,
-                unfetched: self.lost,
-            });
-        }
-        let state = http::get_json(self.address(), "/__state").await?;
-        let mut totals = EngineTotals::of(&state);
-        totals.unfetched += self.lost;
-        Ok(totals)
-    }
 }
 
 /// Configuration of an engine, the same in all scenarios.
@@ -281,6 +266,6 @@ pub fn engine_config(dialect: Dialect, role: Role, listen: SocketAddr) -> Engine
         lease: LEASE,
         kv_blocks: KV_BLOCKS,
         partner_timeout: PARTNER_TIMEOUT,
-        ..EngineConfig::new(engine_role(role))
+        ..EngineConfig::new(role)
     }
 }

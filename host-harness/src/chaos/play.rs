@@ -238,11 +238,29 @@ impl ScenarioRun<'_> {
 
 /// A source of the counts of all engines.
 pub trait TotalsSource {
+    /// Addresses of the running engines.
+    fn running(&self) -> impl Iterator<Item = SocketAddr>;
+
+    /// Unfetched hand-offs of the killed engines.
+    fn lost(&self) -> u64;
+
     /// Counts of all engines.
     ///
     /// # Errors
     /// When a running engine does not answer.
-    async fn totals(&self) -> Result<EngineTotals, FleetError>;
+    async fn totals(&self) -> Result<EngineTotals, HttpError> {
+        let mut totals = EngineTotals {
+            requests: 0,
+            unfetched: self.lost(),
+        };
+        for engine in self.running() {
+            let state = http::get_json(engine, "/__state").await?;
+            let of_engine = EngineTotals::of(&state);
+            totals.requests += of_engine.requests;
+            totals.unfetched += of_engine.unfetched;
+        }
+        Ok(totals)
+    }
 }
 
 /// Waits until every thread of the gateway reports readiness.

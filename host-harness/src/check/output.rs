@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::explain::{Explanation, Origin, Setting};
+use super::summary::name_of;
 use super::traps::Warning;
 use super::{CheckError, Findings};
 
@@ -117,7 +118,7 @@ fn warn(text: &mut String, warnings: &[Warning], bootstrap: &Path) {
         let _ = writeln!(
             text,
             "\n  {}\n    where  {}\n    wrong  {}\n    right  {}",
-            warning.code.name(),
+            name_of(&warning.code),
             warning.place,
             warning.wrong,
             warning.right

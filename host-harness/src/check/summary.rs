@@ -25,7 +25,7 @@ pub fn of(pool: &Pool, shapes: &Shapes) -> Summary {
     if let Some(conditional) = &pool.conditional {
         says.push(format!(
             "Prompts may stay on a decode worker, by the policy {}.",
-            word(&conditional.policy)
+            name_of(&conditional.policy)
         ));
     }
     says.push(callers(pool).to_owned());
@@ -35,8 +35,8 @@ pub fn of(pool: &Pool, shapes: &Shapes) -> Summary {
     }
 }
 
-/// A value's name in the configuration.
-fn word(value: &impl serde::Serialize) -> String {
+/// The name as which a value is written.
+pub fn name_of(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(name)) => name,
         _ => String::new(),
@@ -130,13 +130,13 @@ fn clusters(pool: &Pool) -> String {
 fn selection(pool: &Pool) -> String {
     let decode = pool.selection.of(Role::Decode);
     match pool.rules().order {
-        LegOrder::NoHandoff => format!("Workers are picked by the policy {}.", word(&decode)),
+        LegOrder::NoHandoff => format!("Workers are picked by the policy {}.", name_of(&decode)),
         _ => {
             let prefill: PolicyName = pool.selection.of(Role::Prefill);
             format!(
                 "Prefill workers are picked by the policy {}, the others by {}.",
-                word(&prefill),
-                word(&decode)
+                name_of(&prefill),
+                name_of(&decode)
             )
         }
     }
@@ -189,7 +189,7 @@ fn admission(admission: &Admission) -> String {
             "While all workers are too busy, {} requests may wait on each thread for {} ({}); others get 429.",
             queue.max_requests,
             span(queue.deadline_ms),
-            word(&queue.policy)
+            name_of(&queue.policy)
         ),
         None => "While all workers are too busy, a request gets 429.".to_owned(),
     }

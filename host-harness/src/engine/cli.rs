@@ -4,6 +4,8 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
 use super::dialect::DIALECTS;
 use super::fault::FAULTS;
 use super::marker::MARKERS;
@@ -18,8 +20,8 @@ use crate::run::stop;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = format!("{TIME_MODEL}\n\n{PREFIX_CACHE}\n\n{DIALECTS}\n\n{MARKERS}\n\n{FAULTS}"))]
 pub struct Args {
-    /// Role: legs of disaggregated requests, or aggregated requests.
-    #[arg(long)]
+    /// Role: prefill computes prompts and hands their KV off, decode generates from KV handed to it, aggregated does both itself.
+    #[arg(long, value_parser = PossibleValuesParser::new(Role::ALL.map(Role::name)).try_map(role))]
     role: Role,
     /// Engine whose hand-off protocol is spoken.
     #[arg(long, default_value = "vllm")]
@@ -82,6 +84,11 @@ pub struct Args {
     /// Stop when stdin closes, so that the engine does not outlive the process that started it.
     #[arg(long)]
     until_stdin_closes: bool,
+}
+
+fn role(name: String) -> Result<Role, &'static str> {
+    let found = Role::ALL.into_iter().find(|role| role.name() == name);
+    found.ok_or("no role")
 }
 
 /// The defaults of all engines.

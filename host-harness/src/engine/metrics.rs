@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use pd_harness_common::prometheus::escaped;
+
 use super::dialect::Dialect;
 
 /// The reported figures.
@@ -180,7 +182,7 @@ impl Names {
     }
 
     fn labels(&self, load: &EngineLoad) -> String {
-        format!("{}model_name=\"{}\"", self.labels, label(load.model))
+        format!("{}model_name=\"{}\"", self.labels, escaped(load.model))
     }
 
     /// Adds histograms without meaning until the page is long enough.
@@ -207,13 +209,6 @@ impl Names {
 const BOUNDS: [f64; 12] = [
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
-
-fn label(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
-}
 
 #[cfg(test)]
 mod tests {

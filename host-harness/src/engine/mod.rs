@@ -24,7 +24,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::LocalSet;
@@ -62,32 +61,10 @@ pub use cli::{Args, run};
 pub use dialect::Dialect;
 pub use instant::InstantSettings;
 pub use node::State;
+pub use routing::fleet::Role;
 
 use pace::Pace;
 use server::ListenerKind;
-
-/// Role of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Computes prompts and hands their KV off.
-    Prefill,
-    /// Generates from KV handed to it.
-    Decode,
-    /// Does both itself.
-    Aggregated,
-}
-
-impl Role {
-    /// The role's name in configurations and answers.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Aggregated => "aggregated",
-        }
-    }
-}
 
 /// Prefix cache of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pd_harness_common::prometheus::escaped;
+
 /// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MetricKind {
@@ -267,13 +269,6 @@ fn sanitized(name: &str) -> String {
             _ => '_',
         })
         .collect()
-}
-
-fn escaped(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
 }
 
 #[cfg(test)]

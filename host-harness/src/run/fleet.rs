@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::bootstrap::Callers;
 use super::proxy_options::{PoolRoute, ProxyOptions};
-use crate::engine::{self, Engine, EngineConfig, EngineError};
+use crate::engine::{Engine, EngineConfig, EngineError};
 use crate::host::clusters::ClusterKind;
 use crate::host::routes::{Route, Routes};
 
@@ -74,7 +74,7 @@ impl Simulation {
             let config = EngineConfig {
                 model: MODEL.to_owned(),
                 speedup,
-                ..EngineConfig::new(engine_role(role))
+                ..EngineConfig::new(role)
             };
             engines.push((role, Engine::start(config).await?));
         }
@@ -102,15 +102,6 @@ impl Simulation {
         for (_, engine) in self.engines {
             engine.stop().await;
         }
-    }
-}
-
-/// The engines' name of the role.
-pub fn engine_role(role: Role) -> engine::Role {
-    match role {
-        Role::Prefill => engine::Role::Prefill,
-        Role::Decode => engine::Role::Decode,
-        Role::Aggregated => engine::Role::Aggregated,
     }
 }
 

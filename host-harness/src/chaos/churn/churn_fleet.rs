@@ -457,20 +457,13 @@ impl ChurnFleet {
 }
 
 impl TotalsSource for ChurnFleet {
-    async fn totals(&self) -> Result<EngineTotals, FleetError> {
-        let mut totals = EngineTotals {
-            requests: 0,
-            unfetched: self.lost,
-        };
-        for worker in &self.workers {
-            let Some(now) = worker.report().await? else {
-                continue;
-            };
-            let of_worker = EngineTotals::of(&now);
-            totals.requests += of_worker.requests;
-            totals.unfetched += of_worker.unfetched;
-        }
-        Ok(totals)
+    fn running(&self) -> impl Iterator<Item = SocketAddr> {
+        let running = self.workers.iter().filter(|one| one.engine.is_some());
+        running.map(|worker| worker.address)
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost
     }
 }
 

@@ -62,28 +62,6 @@ pub enum Code {
     ExposedAdmin,
 }
 
-impl Code {
-    /// Name of the code.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NoStopIteration => "no_stop_iteration",
-            Self::NoReload => "no_reload",
-            Self::FailOpen => "fail_open",
-            Self::SmallBuffer => "small_buffer",
-            Self::RouteTimeout => "route_timeout",
-            Self::RetryPolicy => "retry_policy",
-            Self::HeaderRemoval => "header_removal",
-            Self::NoRoute => "no_route",
-            Self::MissingCluster => "missing_cluster",
-            Self::LoadBalancing => "load_balancing",
-            Self::WideFallback => "wide_fallback",
-            Self::CircuitBreaker => "circuit_breaker",
-            Self::NotAMember => "not_a_member",
-            Self::ExposedAdmin => "exposed_admin",
-        }
-    }
-}
-
 /// All warnings about a bootstrap, for one occurrence of the filter with this configuration.
 pub fn warnings(root: &Node<'_>, gateway: &FilterOccurrence<'_>, config: &Config) -> Vec<Warning> {
     let wanted = WantedClusters::of(config);
