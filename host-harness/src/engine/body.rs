@@ -8,6 +8,7 @@ use http_body_util::{Either, Full};
 use hyper::body::Frame;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
+use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
@@ -22,6 +23,11 @@ pub type Body = Either<Full<Bytes>, Either<FedBody, Stream>>;
 /// A JSON answer.
 pub fn json(status: StatusCode, content: Bytes) -> Response<Body> {
     whole(status, JSON, content)
+}
+
+/// An answer of JSON made from a value whose serialisation cannot fail.
+pub fn serialized(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    json(status, serde_json::to_vec(value).unwrap_or_default().into())
 }
 
 /// An answer with an empty body, and so without a content type.

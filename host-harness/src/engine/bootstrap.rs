@@ -1,9 +1,7 @@
 //! Owns both ends of the side channel over which a decode engine takes a room's KV (`POST /__room/take`).
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use hyper::{Response, StatusCode, Uri};
+use hyper::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -11,7 +9,7 @@ use super::body::{self, Body};
 use super::dialect::Dialect;
 use super::lease::HandoffPrompt;
 use super::node::EngineContext;
-use super::pull::{NoAnswer, Puller};
+use super::pull::{self, NoAnswer};
 use super::rooms::RoomRefusal;
 
 /// Path of the request for a room's KV.
@@ -57,12 +55,15 @@ pub enum TakeError {
 /// # Errors
 /// When there is no KV.
 pub async fn take(
-    puller: &Puller,
-    uri: Uri,
+    node: &EngineContext,
+    host: &str,
+    port: u16,
     question: &TakeRequest,
-    patience: Duration,
 ) -> Result<HandoffPrompt, TakeError> {
-    let answer = tokio::time::timeout(patience, puller.post(uri, question)).await;
+    let uri = pull::address(host, port, PATH)
+        .map_err(|error| TakeError::NoServer(format!("has no host: {error}")))?;
+    let asking = node.puller.post(uri, question);
+    let answer = tokio::time::timeout(node.config.partner_timeout, asking).await;
     let (status, content) = match answer {
         Err(_) => return Err(TakeError::TimedOut),
         Ok(Ok(answer)) => answer,
@@ -99,8 +100,8 @@ pub async fn answer(node: &EngineContext, content: &[u8]) -> Response<Body> {
         _ => rooms.take(&take.room, &take.seal, kv).await,
     };
     match taken {
-        Ok(of) => reply(StatusCode::OK, &of),
-        Err(refused) => reply(StatusCode::CONFLICT, &TakeRefusal { refused, dp_size }),
+        Ok(of) => body::serialized(StatusCode::OK, &of),
+        Err(refused) => body::serialized(StatusCode::CONFLICT, &TakeRefusal { refused, dp_size }),
     }
 }
 
@@ -111,9 +112,4 @@ fn contradicts(take: &TakeRequest, dp_size: u32) -> bool {
     };
     let room: Option<u64> = take.room.parse().ok();
     room.is_none_or(|room| room % u64::from(dp_size) != rank)
-}
-
-fn reply(status: StatusCode, content: &impl Serialize) -> Response<Body> {
-    let content = serde_json::to_vec(content).unwrap_or_default();
-    body::json(status, content.into())
 }

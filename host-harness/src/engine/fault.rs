@@ -173,7 +173,9 @@ impl Faults {
     pub fn add(&self, content: &[u8]) -> Response<Body> {
         let (kind, target) = match read(content) {
             Ok(read) => read,
-            Err(why) => return answer(StatusCode::BAD_REQUEST, &json!({ "detail": why })),
+            Err(why) => {
+                return body::serialized(StatusCode::BAD_REQUEST, &json!({ "detail": why }));
+            }
         };
         let mut list = self.0.borrow_mut();
         list.given += 1;
@@ -184,18 +186,18 @@ impl Faults {
             target,
             hits: 0,
         });
-        answer(StatusCode::OK, &json!({ "id": id }))
+        body::serialized(StatusCode::OK, &json!({ "id": id }))
     }
 
     /// The list of faults, as JSON.
     pub fn list(&self) -> Response<Body> {
-        answer(StatusCode::OK, &self.0.borrow().faults)
+        body::serialized(StatusCode::OK, &self.0.borrow().faults)
     }
 
     /// Clears the faults; a request that met one continues unchanged.
     pub fn clear(&self) -> Response<Body> {
         self.0.borrow_mut().faults.clear();
-        answer(StatusCode::OK, &json!({}))
+        body::serialized(StatusCode::OK, &json!({}))
     }
 
     /// Allowed idle time of a connection.
@@ -257,11 +259,6 @@ fn read(content: &[u8]) -> Result<(Kind, Target), String> {
         return Err("leg is not one in which this kind can be seen".to_owned());
     }
     Ok((kind, target))
-}
-
-fn answer(status: StatusCode, content: &impl Serialize) -> Response<Body> {
-    let content = serde_json::to_vec(content).unwrap_or_default();
-    body::json(status, content.into())
 }
 
 /// How an answer is spoilt after its KV is there.

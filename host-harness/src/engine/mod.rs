@@ -4,22 +4,9 @@
 //! received; an aggregated engine does both. So a router's mistake shows as an error or in a counter (`GET /__state`), never as a
 //! silently recomputed prompt.
 //!
-//! Four dialects. In vLLM's, prefill comes first and its answer carries the hand-off, held under a lease until the decode pulls.
-//! In SGLang's, both legs come at once and meet in a bootstrap room of the prefill engine, which is used once; prefill answers
-//! when its KV is computed, the decode sends headers at once and tokens when it has the KV, and either waits for the other for
-//! `partner_timeout`. KV whose decode does not come is held for the same time, or until `POST /abort_request`. Mooncake's legs
-//! meet likewise, in a transfer, but the decode's headers wait for its KV and the KV is held under the lease. In TensorRT-LLM's
-//! the context comes first, and the generation leg must repeat its answer exactly.
-//!
-//! Markers in a prompt's text make an engine fail, die, slow down or end early: see [`marker`]. `POST /__health` sets the answer
-//! to `GET /health`, and faults can be injected over `/__fault`: see [`fault`].
-//!
-//! Time: an engine computes one prompt at a time, first come first served, in prompt tokens / `prefill_rate` seconds (at least 1
-//! ms); each running request then gets a token every `token_ms`, independent of the others. `speedup` divides both; leases run in
-//! real time. A request holds the blocks of its prompt while it runs and queues while too few are free; output takes no blocks.
-//!
-//! With [`PrefixCache::Lru`] an engine that computes prompts keeps their blocks and computes only what follows the longest prefix
-//! kept: see [`prefixes`]. Kept blocks and blocks held by requests are two separate counts, of `kv_blocks` each.
+//! `pd-harness engine --help` describes the dialects ([`dialect`]), the model of time ([`pace`]), the prefix cache ([`prefixes`]), and
+//! what makes an engine fail: markers in prompts ([`marker`]) and injected faults ([`fault`]). `POST /__health` sets the answer to
+//! `GET /health`.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -133,8 +133,8 @@ pub fn answer(engine_id: &str, kv: &Kv, content: &[u8]) -> Response<Body> {
         return body::json(StatusCode::BAD_REQUEST, Bytes::from_static(b"{}"));
     };
     match consume(engine_id, kv, &pull) {
-        Ok(of) => reply(StatusCode::OK, &of),
-        Err(refused) => reply(StatusCode::CONFLICT, &Refused { refused }),
+        Ok(of) => body::serialized(StatusCode::OK, &of),
+        Err(refused) => body::serialized(StatusCode::CONFLICT, &Refused { refused }),
     }
 }
 
@@ -143,13 +143,6 @@ fn consume(engine_id: &str, kv: &Kv, pull: &Pull) -> Result<HandoffPrompt, PullR
         return Err(PullRefusal::WrongEngine);
     }
     kv.consume(&pull.remote_request_id, &pull.remote_block_ids)
-}
-
-fn reply(status: StatusCode, content: &impl Serialize) -> Response<Body> {
-    body::json(
-        status,
-        serde_json::to_vec(content).unwrap_or_default().into(),
-    )
 }
 
 /// The URI of `path` at a host, an IPv6 address without brackets.

@@ -2,6 +2,7 @@
 //! engines' work.
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,7 +10,6 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::StatusCode;
 use hyper::header::CONTENT_TYPE;
-use hyper_util::client::legacy;
 use serde::Deserialize;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -172,17 +172,6 @@ impl<'a> Bodies<'a> {
     }
 }
 
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-enum Unanswered {
-    /// The request cannot be built.
-    #[error(transparent)]
-    Request(#[from] hyper::http::Error),
-    /// The connection could not be made, or broke.
-    #[error(transparent)]
-    Broken(#[from] legacy::Error),
-}
-
 /// Sends one request that was due at `due`, and reads its answer to the end.
 async fn ask(
     client: Client,
@@ -213,7 +202,7 @@ async fn answer(
     at: SocketAddr,
     body: Bytes,
     mut has_text: impl FnMut(),
-) -> Result<RequestEnd, Unanswered> {
+) -> Result<RequestEnd, Box<dyn Error + Send + Sync>> {
     let request = hyper::Request::post(format!("http://{at}/v1/chat/completions"))
         .header(CONTENT_TYPE, "application/json")
         .body(Full::from(body))?;

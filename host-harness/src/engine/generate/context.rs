@@ -7,13 +7,13 @@ use hyper::StatusCode;
 use tokio::time::Instant;
 
 use super::{Job, Outcome, Ready};
+use crate::engine::body;
 use crate::engine::bootstrap::{self, TakeError, TakeRequest};
 use crate::engine::dialect::{HandoffFields, trtllm};
 use crate::engine::fault::HandoffFate;
 use crate::engine::marker::Marker;
 use crate::engine::refusal::Refusal;
 use crate::engine::rooms::{RoomPrefill, RoomRefusal};
-use crate::engine::{body, pull};
 
 impl Job {
     /// Computes the prompt and holds its KV for a generation leg that repeats this answer.
@@ -64,16 +64,13 @@ impl Job {
     pub(super) async fn take_context(&mut self) -> Result<Ready, Refusal> {
         let node = Rc::clone(&self.node);
         let context = trtllm::read(&self.generation)?;
-        let uri = pull::address(&context.host, context.port, bootstrap::PATH)
-            .map_err(|error| Refusal::WrongHandoff(error.to_string()))?;
         let blocks = node.kv.reserve(self.blocks).await;
         let take = TakeRequest {
             room: context.id.to_string(),
             prefill_rank: None,
             seal: context.seal,
         };
-        let patience = node.config.partner_timeout;
-        let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+        let of = bootstrap::take(&node, &context.host, context.port, &take).await;
         self.check_prompt(of.map_err(explain)?)?;
         Ok(Ready {
             blocks,

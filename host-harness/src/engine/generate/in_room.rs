@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::{Events, Job, Outcome, Ready};
+use crate::engine::body;
 use crate::engine::bootstrap::{self, TakeError, TakeRequest};
 use crate::engine::dialect::Dialect;
 use crate::engine::dialect::sglang::{self, RoomAddress};
@@ -18,7 +19,6 @@ use crate::engine::marker::Marker;
 use crate::engine::node::EngineContext;
 use crate::engine::refusal::Refusal;
 use crate::engine::rooms::{RoomPrefill, RoomRefusal};
-use crate::engine::{body, pull};
 
 impl Job {
     /// Computes the prompts and puts the KV of each sequence into its room. The answer, streamed or not, begins after that, so
@@ -152,15 +152,12 @@ async fn take_one(
     prefill_rank: Option<u64>,
     expected: HandoffPrompt,
 ) -> Result<(), Refusal> {
-    let uri = pull::address(&room_address.host, room_address.port, bootstrap::PATH)
-        .map_err(|error| Refusal::WrongBootstrap(format!("has no host: {error}")))?;
     let take = TakeRequest {
         room: room_address.room.to_string(),
         prefill_rank,
         seal: Value::Null,
     };
-    let patience = node.config.partner_timeout;
-    let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+    let of = bootstrap::take(node, &room_address.host, room_address.port, &take).await;
     match of.map_err(|reason| explain(room_address, prefill_rank, reason))? == expected {
         true => Ok(()),
         false => Err(Refusal::WrongHandoff("the KV is of another prompt".into())),

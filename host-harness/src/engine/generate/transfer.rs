@@ -7,12 +7,12 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Job, Outcome, Ready};
+use crate::engine::body;
 use crate::engine::bootstrap::{self, TakeError, TakeRequest};
 use crate::engine::dialect::{asked_rank, mooncake};
 use crate::engine::fault::HandoffFate;
 use crate::engine::refusal::Refusal;
 use crate::engine::rooms::{RoomPrefill, RoomRefusal};
-use crate::engine::{body, pull};
 
 impl Job {
     /// Computes the prompt and offers its KV under the transfer's id. The answer does not mention it.
@@ -63,17 +63,13 @@ impl Job {
         if self.generation.sequences() > 1 {
             return Err(Refusal::UsedHandoff);
         }
-        let wrong = |why: String| Refusal::WrongHandoff(why);
-        let uri = pull::address(&transfer.host, transfer.port, bootstrap::PATH)
-            .map_err(|error| wrong(error.to_string()))?;
         let blocks = node.kv.reserve(self.blocks).await;
         let take = TakeRequest {
             room: transfer.id,
             prefill_rank: None,
             seal: json!(transfer.engine_id),
         };
-        let patience = node.config.partner_timeout;
-        let of = bootstrap::take(&node.puller, uri, &take, patience).await;
+        let of = bootstrap::take(&node, &transfer.host, transfer.port, &take).await;
         self.check_prompt(of.map_err(explain)?)?;
         node.tally.computed(1);
         Ok(Ready {
