@@ -4,9 +4,9 @@
 //! received; an aggregated engine does both. So a router's mistake shows as an error or in a counter (`GET /__state`), never as a
 //! silently recomputed prompt.
 //!
-//! `pd-harness engine --help` describes the dialects ([`dialect`]), the model of time ([`pace`]), the prefix cache ([`prefixes`]), and
-//! what makes an engine fail: markers in prompts ([`marker`]) and injected faults ([`fault`]). `POST /__health` sets the answer to
-//! `GET /health`.
+//! `pd-harness engine --help` describes the dialects ([`dialect`]), the model of time ([`pace`]), the prefix cache ([`prefixes`]),
+//! and what makes an engine fail: markers in prompts ([`marker`]) and injected faults ([`fault`]). `POST /__health` sets the answer
+//! to `GET /health`.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -62,15 +62,13 @@ async fn collect(response: Response<Incoming>) -> Option<CallReply> {
     let (head, mut incoming) = response.into_parts();
     let mut headers = Headers::default();
     headers.add(b":status", head.status.as_str().as_bytes());
-    for (name, value) in &head.headers {
-        headers.add(name.as_str().as_bytes(), value.as_bytes());
-    }
+    headers.extend(&head.headers);
     let mut body = BytesMut::new();
     let mut trailers = Headers::default();
     while let Some(frame) = incoming.frame().await {
         match frame.ok()?.into_data() {
             Ok(data) => body.extend_from_slice(&data),
-            Err(frame) => trailers = trailer_map(&frame.into_trailers().ok()?),
+            Err(frame) => trailers = frame.into_trailers().ok()?.iter().collect(),
         }
         if body.len() > REPLY_LIMIT {
             return None;
@@ -81,13 +79,6 @@ async fn collect(response: Response<Incoming>) -> Option<CallReply> {
         body: body.freeze(),
         trailers,
     })
-}
-
-fn trailer_map(trailers: &hyper::HeaderMap) -> Headers {
-    trailers
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.as_bytes()))
-        .collect()
 }
 
 /// Envoy's answer to a failed call, the same as to a client.

@@ -120,10 +120,16 @@ impl Headers {
 impl<N: AsRef<[u8]>, V: AsRef<[u8]>> FromIterator<(N, V)> for Headers {
     fn from_iter<I: IntoIterator<Item = (N, V)>>(pairs: I) -> Self {
         let mut headers = Headers::default();
-        for (name, value) in pairs {
-            headers.add(name.as_ref(), value.as_ref());
-        }
+        headers.extend(pairs);
         headers
+    }
+}
+
+impl<N: AsRef<[u8]>, V: AsRef<[u8]>> Extend<(N, V)> for Headers {
+    fn extend<I: IntoIterator<Item = (N, V)>>(&mut self, pairs: I) {
+        for (name, value) in pairs {
+            self.add(name.as_ref(), value.as_ref());
+        }
     }
 }
 

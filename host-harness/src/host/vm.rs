@@ -125,23 +125,40 @@ struct Callback<Params, Answer = ()> {
     function: Option<TypedFunc<Params, Answer>>,
 }
 
-/// The callbacks that the module may export.
-struct Exports {
-    context_create: Callback<(u32, u32)>,
-    vm_start: Callback<(u32, u32), u32>,
-    configure: Callback<(u32, u32), u32>,
-    tick: Callback<u32>,
-    queue_ready: Callback<(u32, u32)>,
-    request_headers: Callback<(u32, u32, u32), u32>,
-    request_body: Callback<(u32, u32, u32), u32>,
-    request_trailers: Callback<(u32, u32), u32>,
-    response_headers: Callback<(u32, u32, u32), u32>,
-    response_body: Callback<(u32, u32, u32), u32>,
-    response_trailers: Callback<(u32, u32), u32>,
-    http_call_response: Callback<(u32, u32, u32, u32, u32)>,
-    log: Callback<u32>,
-    done: Callback<u32, u32>,
-    delete: Callback<u32>,
+/// Declares the callbacks that the module may export, each with its parameters and its answer.
+macro_rules! exports {
+    ($($name:ident: $params:ty $(=> $answer:ty)?;)*) => {
+        /// The callbacks that the module may export.
+        struct Exports {
+            $($name: Callback<$params $(, $answer)?>,)*
+        }
+
+        impl Exports {
+            fn find(instance: &Instance, store: &mut Store<HostState>) -> Exports {
+                Exports {
+                    $($name: export(instance, store, concat!("proxy_on_", stringify!($name))),)*
+                }
+            }
+        }
+    };
+}
+
+exports! {
+    context_create: (u32, u32);
+    vm_start: (u32, u32) => u32;
+    configure: (u32, u32) => u32;
+    tick: u32;
+    queue_ready: (u32, u32);
+    request_headers: (u32, u32, u32) => u32;
+    request_body: (u32, u32, u32) => u32;
+    request_trailers: (u32, u32) => u32;
+    response_headers: (u32, u32, u32) => u32;
+    response_body: (u32, u32, u32) => u32;
+    response_trailers: (u32, u32) => u32;
+    http_call_response: (u32, u32, u32, u32, u32);
+    log: u32;
+    done: u32 => u32;
+    delete: u32;
 }
 
 impl Vm {
@@ -536,28 +553,6 @@ impl Incarnation {
         let process = Arc::clone(&self.store.data().process);
         let call = |store: &mut Store<HostState>| function.call(store, params);
         process.steps.count(name, &mut self.store, call).map(Some)
-    }
-}
-
-impl Exports {
-    fn find(instance: &Instance, store: &mut Store<HostState>) -> Exports {
-        Exports {
-            context_create: export(instance, store, "proxy_on_context_create"),
-            vm_start: export(instance, store, "proxy_on_vm_start"),
-            configure: export(instance, store, "proxy_on_configure"),
-            tick: export(instance, store, "proxy_on_tick"),
-            queue_ready: export(instance, store, "proxy_on_queue_ready"),
-            request_headers: export(instance, store, "proxy_on_request_headers"),
-            request_body: export(instance, store, "proxy_on_request_body"),
-            request_trailers: export(instance, store, "proxy_on_request_trailers"),
-            response_headers: export(instance, store, "proxy_on_response_headers"),
-            response_body: export(instance, store, "proxy_on_response_body"),
-            response_trailers: export(instance, store, "proxy_on_response_trailers"),
-            http_call_response: export(instance, store, "proxy_on_http_call_response"),
-            log: export(instance, store, "proxy_on_log"),
-            done: export(instance, store, "proxy_on_done"),
-            delete: export(instance, store, "proxy_on_delete"),
-        }
     }
 }
 

@@ -70,9 +70,7 @@ pub fn intake(parts: &Parts, origin: RequestOrigin) -> Headers {
     headers.add(b":path", path.as_bytes());
     headers.add(b":method", parts.method.as_str().as_bytes());
     headers.add(b":scheme", scheme.as_bytes());
-    for (name, value) in &parts.headers {
-        headers.add(name.as_str().as_bytes(), value.as_bytes());
-    }
+    headers.extend(&parts.headers);
     let chunked = parts.headers.contains_key("transfer-encoding");
     let nominated = nominated(parts);
     headers.remove_where(|name| {
@@ -193,10 +191,7 @@ impl Stream {
         if self.request.closed || self.request.ended {
             return Ok(());
         }
-        let trailers = trailers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_bytes()))
-            .collect();
+        let trailers = trailers.iter().collect();
         let _ = self.vm.stream(self.id, |stream| {
             stream.request_trailers = MapSlot::Open(trailers);
         });

@@ -70,9 +70,7 @@ impl Stream {
         let (parts, body) = response.into_parts();
         let mut headers = Headers::default();
         headers.add(b":status", parts.status.as_str().as_bytes());
-        for (name, value) in &parts.headers {
-            headers.add(name.as_str().as_bytes(), value.as_bytes());
-        }
+        headers.extend(&parts.headers);
         headers.remove_where(is_hop_by_hop);
         let end = body.is_end_stream();
         self.source = if end {
@@ -204,10 +202,7 @@ impl Stream {
         if self.response.ended {
             return Ok(());
         }
-        let trailers = trailers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_bytes()))
-            .collect();
+        let trailers = trailers.iter().collect();
         let _ = self.vm.stream(self.id, |stream| {
             stream.response_trailers = MapSlot::Open(trailers);
         });
