@@ -19,6 +19,8 @@ pub struct EngineSlot {
     pub address: SocketAddr,
     /// Bootstrap address of the slot's first engine, if it had one.
     pub bootstrap: Option<SocketAddr>,
+    /// An id that none of the slot's engines has; theirs follow it.
+    pub first_id: u64,
     listed_as: Role,
     listed: bool,
     options: Vec<String>,
@@ -42,8 +44,7 @@ impl EngineSlot {
 
     /// Id of the current or last engine.
     pub fn id(&self) -> u64 {
-        // Above 2^63: neither a signed number nor a float holds this value.
-        u64::MAX - self.number * 1_000_000 - self.starts
+        self.first_id + 2 * self.starts
     }
 
     /// The current engine; fails if there is none.
@@ -75,6 +76,16 @@ impl EngineSlot {
         // A dead engine runs nothing.
         last.running = 0;
         self.past = self.past.plus(&last);
+    }
+
+    /// Prepares the empty slot for other engines: of this role, listed under that one, with these options and further fields.
+    /// The counters of its past engines are gone.
+    pub fn refit(&mut self, (role, listed_as): (Role, Role), options: &[&str], more: Value) {
+        self.role = role;
+        self.listed_as = listed_as;
+        self.options = options.iter().map(|&option| option.to_owned()).collect();
+        self.past = State::default();
+        self.more = more;
     }
 
     /// Starts another engine in the slot of a killed one.
@@ -131,6 +142,8 @@ impl EngineSet {
                 role,
                 address: first.address,
                 bootstrap: first.bootstrap,
+                // Above 2^63: neither a signed number nor a float holds this value.
+                first_id: u64::MAX - (number as u64 + 1) * 1_000_000,
                 listed_as,
                 listed: false,
                 options: options.iter().map(|&option| option.to_owned()).collect(),
@@ -235,6 +248,25 @@ impl EngineSet {
     /// Starts an engine in every slot of this role.
     pub async fn start(&mut self, role: Role) {
         join_all(self.slots_mut(role).iter_mut().map(EngineSlot::start)).await;
+    }
+
+    /// Starts an engine in this role's first slots.
+    pub async fn start_first(&mut self, role: Role, count: usize) {
+        let slots = self.slots_mut(role).iter_mut().take(count);
+        join_all(slots.map(EngineSlot::start)).await;
+    }
+
+    /// Lists the running engines with their current identities, and no others; returns their names.
+    pub fn list_running(&mut self) -> Vec<String> {
+        let mut names = Vec::new();
+        for slot in self.prefill.iter_mut().chain(&mut self.decode) {
+            slot.listed = slot.is_running();
+            if slot.listed {
+                names.push(slot.name());
+            }
+        }
+        self.publish();
+        names
     }
 
     /// Lists all engines of this role with their current identities.

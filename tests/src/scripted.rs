@@ -16,7 +16,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::engines::{MODEL, RecordedRequest, Role};
 
@@ -131,8 +131,17 @@ impl ScriptedWorker {
         version: HttpVersion,
         script: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
     ) -> ScriptedWorker {
-        let listener = TcpListener::bind((host, 0)).await;
-        let listener = listener.unwrap_or_else(|error| panic!("no free port of {host}: {error}"));
+        ScriptedWorker::start_on(SocketAddr::new(host, 0), version, script).await
+    }
+
+    /// The same at this address, where port 0 is a free one.
+    pub async fn start_on(
+        address: SocketAddr,
+        version: HttpVersion,
+        script: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
+    ) -> ScriptedWorker {
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.unwrap_or_else(|error| panic!("no listener on {address}: {error}"));
         let address = listener.local_addr();
         let service = ScriptService {
             script: Arc::new(script),
@@ -143,6 +152,13 @@ impl ScriptedWorker {
             serving: tokio::spawn(serve(listener, version, service.clone())),
             service,
         }
+    }
+
+    /// Ends the worker and its connections, and waits until its address is free.
+    pub async fn close(mut self) {
+        self.serving.abort();
+        // The task was aborted: its end is an error.
+        let _ = (&mut self.serving).await;
     }
 
     /// All received requests, oldest first.
@@ -231,12 +247,14 @@ fn written(
 }
 
 async fn serve(listener: TcpListener, version: HttpVersion, service: ScriptService) {
+    // Dropped with this task, and all connections with it.
+    let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let service = service.clone();
         let answer = service_fn(move |request| service.clone().answer(request));
         let stream = TokioIo::new(stream);
         // A gateway may break a connection.
-        tokio::spawn(async move {
+        connections.spawn(async move {
             match version {
                 HttpVersion::Http1 => http1::Builder::new()
                     .serve_connection(stream, answer)

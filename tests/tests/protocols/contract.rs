@@ -52,7 +52,7 @@ pub async fn c02_decode_gets_the_original_parameters(proxy: Proxy) {
 pub async fn c03_no_token_of_prefill_gets_into_a_stream(proxy: Proxy) {
     let pair = ScriptedPair::start(
         proxy,
-        json!({}),
+        (Protocol::Nixl, json!({})),
         |_| pd_router_e2e::scripted::Answer::json(prefilled("LEAKED")),
         |got| as_asked(got, "kept"),
     )
@@ -63,11 +63,12 @@ pub async fn c03_no_token_of_prefill_gets_into_a_stream(proxy: Proxy) {
         assert!(!reply.text().contains("LEAKED"), "{reply:?}");
     }
     assert!(
-        pair.decode
+        pair.decode()
             .requests()
             .iter()
             .all(|leg| !leg.text().contains("LEAKED"))
     );
+    pair.ends().await;
 }
 
 pub async fn c04_every_combination_of_limits(proxy: Proxy) {
@@ -185,14 +186,14 @@ pub async fn c07_several_choices_are_refused_before_any_leg(proxy: Proxy) {
             (COMPLETIONS, prompt(r#"["one","two"]"#), "prompt"),
             (COMPLETIONS, prompt("[[1,2],[3]]"), "prompt"),
         ] {
-            let reply = rig.fixture.gateway.send(Ask::post(path, body)).await;
+            let reply = rig.fixture.send(Ask::post(path, body)).await;
             let message = reply.expect_error(400);
             assert!(message.starts_with(field), "{field}: {message}");
         }
         assert_no_engine_requests(&rig).await;
         for members in [r#","n":1"#, r#","n":null"#] {
             let ask = Ask::post(CHAT, chat_with(members));
-            rig.fixture.gateway.send(ask).await.expect(200);
+            rig.fixture.send(ask).await.expect(200);
         }
         rig.ends().await;
     }
@@ -214,14 +215,14 @@ pub async fn c08_a_hand_off_of_the_clients_is_refused(proxy: Proxy) {
         json!("x"),
     ] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{forged}"));
-        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.send(Ask::post(CHAT, body)).await;
         let message = reply.expect_error(400);
         assert!(message.contains("kv_transfer_params"), "{message}");
     }
     assert_no_engine_requests(&rig).await;
     for empty in [json!(null), json!({})] {
         let body = chat_with(&format!(",\"kv_transfer_params\":{empty}"));
-        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.send(Ask::post(CHAT, body)).await;
         reply.expect(200);
     }
     for leg in rig.fixture.recorded(Role::Decode).await {

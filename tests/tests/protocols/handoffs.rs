@@ -16,7 +16,10 @@ async fn scripted_pair(proxy: Proxy, cases: &'static [&'static str]) -> Scripted
     let prefill = |got: &pd_router_e2e::engines::RecordedRequest| {
         Answer::json(answer("one", &usage(), cases[case_of(got)]))
     };
-    ScriptedPair::start(proxy, json!({}), prefill, |got| as_asked(got, "two")).await
+    ScriptedPair::start(proxy, (Protocol::Nixl, json!({})), prefill, |got| {
+        as_asked(got, "two")
+    })
+    .await
 }
 
 /// Fails if decode gets a request after these hand-offs.
@@ -28,13 +31,13 @@ async fn never_reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
             reply.expect_code(502, "prefill_no_handoff");
         }
     }
-    assert_eq!(pair.prefill.requests().len(), 2 * cases.len());
+    assert_eq!(pair.prefill().requests().len(), 2 * cases.len());
     assert!(
-        pair.decode.requests().is_empty(),
+        pair.decode().requests().is_empty(),
         "{:?}",
-        pair.decode.requests()
+        pair.decode().requests()
     );
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 /// Fails unless decode gets these hand-offs byte for byte.
@@ -45,10 +48,10 @@ async fn reaches_decode(proxy: Proxy, cases: &'static [&'static str]) {
             pair.ask(case, streamed).await.expect(200);
             let hand_off = members.strip_prefix(',').unwrap_or(members);
             let golden = front(&asking(case, streamed), hand_off);
-            assert_eq!(pair.decode.last().text(), golden);
+            assert_eq!(pair.decode().last().text(), golden);
         }
     }
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 pub async fn c09_a_missing_hand_off_never_reaches_decode(proxy: Proxy) {
@@ -89,7 +92,7 @@ async fn no_prefill_is_wasted(proxy: Proxy) {
     ] {
         let body =
             format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"hi"}}],{member}}}"#);
-        let reply = rig.fixture.gateway.send(Ask::post(CHAT, body)).await;
+        let reply = rig.fixture.send(Ask::post(CHAT, body)).await;
         assert_eq!(reply.status, 400, "{member}: {}", reply.text());
         let state = rig.fixture.state().await;
         assert_eq!(state.issued, 0, "{member}: {state:?}");

@@ -1,44 +1,53 @@
-//! A prefill and a decode worker with scripted answers, behind a gateway.
+//! A prefill and a decode worker with scripted answers, behind a fixture's gateway.
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
-use pd_router_e2e::engines::{RecordedRequest, Role, static_config};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engines::{RecordedRequest, Role};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
+use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use serde_json::{Value, json};
 
 use crate::client_requests::CHAT;
 
 pub struct ScriptedPair {
-    pub prefill: ScriptedWorker,
-    pub decode: ScriptedWorker,
-    pub gateway: Gateway,
+    pub fixture: Fixture,
 }
 
 impl ScriptedPair {
-    /// Workers with these scripts, and a pool with these fields.
+    /// Workers with these scripts, and a pool of this protocol with these further fields.
     pub async fn start(
         proxy: Proxy,
-        pool: Value,
+        (protocol, pool): (Protocol, Value),
         prefill: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
         decode: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
     ) -> ScriptedPair {
-        let prefill = ScriptedWorker::start(prefill).await;
-        let decode = ScriptedWorker::start(decode).await;
-        let workers = vec![prefill.listed(Role::Prefill), decode.listed(Role::Decode)];
-        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
-        gateway.is_ready().await;
-        ScriptedPair {
-            prefill,
-            decode,
-            gateway,
-        }
+        let spec = FixtureSpec::of(proxy, protocol).pool(pool);
+        let mut fixture = Fixture::acquire(spec.workers((0, 0))).await;
+        fixture.play(Role::Prefill, prefill).await;
+        fixture.play(Role::Decode, decode).await;
+        fixture.list_scripted().await;
+        ScriptedPair { fixture }
+    }
+
+    pub fn prefill(&self) -> &ScriptedWorker {
+        &self.fixture.scripted[0]
+    }
+
+    pub fn decode(&self) -> &ScriptedWorker {
+        &self.fixture.scripted[1]
     }
 
     /// Sends the request of the case with this number.
     pub async fn ask(&self, case: usize, streamed: bool) -> Reply {
         let ask = Ask::post(CHAT, asking(case, streamed));
-        self.gateway.send(ask).await
+        self.fixture.send(ask).await
+    }
+
+    /// Releases the gateway to the next test, once no booking is open.
+    pub async fn ends(self) {
+        self.fixture.gateway.assert_comes_to_rest().await;
+        self.fixture.release();
     }
 }
 

@@ -4,6 +4,7 @@ use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::RecordedRequest;
 use pd_router_e2e::golden::front;
+use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::Answer;
 use serde_json::json;
 
@@ -37,7 +38,7 @@ fn context_answer(got: &RecordedRequest) -> Answer {
 }
 
 pub async fn the_context_answer_reaches_generation_byte_for_byte(proxy: Proxy) {
-    let pool = json!({"protocol": "trtllm"});
+    let pool = (Protocol::Trtllm, json!({}));
     let pair = ScriptedPair::start(proxy, pool, context_answer, |got| as_asked(got, "two")).await;
     let parameters = params("generation_only");
     let handed = format!(
@@ -45,22 +46,22 @@ pub async fn the_context_answer_reaches_generation_byte_for_byte(proxy: Proxy) {
         parameters.replacen('{', &format!("{{\"ctx_usage\":{USAGE},"), 1)
     );
     let chat = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
-    pair.gateway.send(Ask::post(CHAT, chat)).await.expect(200);
+    pair.fixture.send(Ask::post(CHAT, chat)).await.expect(200);
     let golden = front(chat, &format!("{handed},\"prompt_token_ids\":{IDS}"));
-    assert_eq!(pair.decode.last().text(), golden);
+    assert_eq!(pair.decode().last().text(), golden);
 
     let completion = r#"{"model":"sim","prompt" : "Once","max_tokens":4,"stream":true}"#;
-    pair.gateway
+    pair.fixture
         .send(Ask::post(COMPLETIONS, completion))
         .await
         .expect(200);
     let golden = front(&completion.replace("\"Once\"", IDS), &handed);
-    assert_eq!(pair.decode.last().text(), golden);
-    pair.gateway.assert_comes_to_rest().await;
+    assert_eq!(pair.decode().last().text(), golden);
+    pair.ends().await;
 }
 
 pub async fn a_context_answer_without_ids_is_a_failure(proxy: Proxy) {
-    let pool = json!({"protocol": "trtllm"});
+    let pool = (Protocol::Trtllm, json!({}));
     // An answer that ended at the limit, without the parameters or the ids.
     let script = |_: &RecordedRequest| Answer::json(answer("one", &usage(), ""));
     let pair = ScriptedPair::start(proxy, pool, script, |got| as_asked(got, "two")).await;
@@ -68,6 +69,6 @@ pub async fn a_context_answer_without_ids_is_a_failure(proxy: Proxy) {
         let reply = pair.ask(0, streamed).await;
         reply.expect_code(502, "prefill_no_handoff");
     }
-    assert!(pair.decode.requests().is_empty());
-    pair.gateway.assert_comes_to_rest().await;
+    assert!(pair.decode().requests().is_empty());
+    pair.ends().await;
 }

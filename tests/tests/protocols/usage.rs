@@ -69,7 +69,7 @@ async fn scripted_pair(proxy: Proxy, reports: bool) -> ScriptedPair {
     let of_prefill = pd_router_e2e::engines::with(usage(), of_prefill);
     ScriptedPair::start(
         proxy,
-        json!({"report_cached_tokens": reports}),
+        (Protocol::Nixl, json!({"report_cached_tokens": reports})),
         move |_| Answer::json(answer("one", &of_prefill, PARAMS)),
         |got| {
             let usage_of_decode = DECODE_USAGE[case_of(got)];
@@ -106,7 +106,7 @@ pub async fn cached_tokens_are_prefills_in_a_whole_answer(proxy: Proxy) {
             ),
         }
     }
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 pub async fn cached_tokens_are_prefills_in_a_stream(proxy: Proxy) {
@@ -123,7 +123,7 @@ pub async fn cached_tokens_are_prefills_in_a_stream(proxy: Proxy) {
             }
         }
     }
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 pub async fn cached_tokens_are_decodes_where_nothing_is_configured(proxy: Proxy) {
@@ -134,7 +134,7 @@ pub async fn cached_tokens_are_decodes_where_nothing_is_configured(proxy: Proxy)
         let reply = pair.ask(case, true).await.expect(200);
         assert_eq!(reply.text(), stream(usage_of_decode));
     }
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 /// Protocols whose decode leg waits for prefill's answer.
@@ -156,11 +156,7 @@ pub async fn cached_tokens_are_prefills_under_every_sequential_protocol(proxy: P
                 ),
                 false => body,
             };
-            let reply = rig
-                .fixture
-                .gateway
-                .send(Ask::post(CHAT, body.to_string()))
-                .await;
+            let reply = rig.fixture.send(Ask::post(CHAT, body.to_string())).await;
             let reply = reply.expect_tokens(2);
             let usage = match stream {
                 false => reply.json()["usage"].clone(),
