@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Pair, Reply, chat_body, crowd};
-use pd_router_e2e::engines::{FAST, Fleet, MODEL, in_turns};
+use pd_router_e2e::engines::{FAST, Fleet, MODEL, Role, in_turns};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::wait::{GENEROUS, eventually};
@@ -20,11 +21,10 @@ fn streamed(mut body: Value) -> Value {
 }
 
 pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(proxy: Proxy) {
-    let fleet = Fleet::start(2, 2, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::acquire(FixtureSpec::nixl(proxy, (2, 2))).await;
     let (chat, completion) = ("/v1/chat/completions", "/v1/completions");
 
-    let reply = answered(&gateway, &fleet, chat, &chat_body("hello")).await;
+    let reply = answered(&fixture, chat, &chat_body("hello")).await;
     let content = &reply.json()["choices"][0]["message"]["content"];
     assert!(
         content.as_str().is_some_and(|text| !text.is_empty()),
@@ -32,7 +32,7 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
         reply.text()
     );
 
-    let reply = answered(&gateway, &fleet, completion, &completion_body()).await;
+    let reply = answered(&fixture, completion, &completion_body()).await;
     let content = &reply.json()["choices"][0]["text"];
     assert!(
         content.as_str().is_some_and(|text| !text.is_empty()),
@@ -40,7 +40,7 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
         reply.text()
     );
 
-    let reply = answered(&gateway, &fleet, chat, &streamed(chat_body("hello"))).await;
+    let reply = answered(&fixture, chat, &streamed(chat_body("hello"))).await;
     let text_length = |event: &Value| {
         event["choices"][0]["delta"]["content"]
             .as_str()
@@ -52,7 +52,7 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
         reply.text()
     );
 
-    let reply = answered(&gateway, &fleet, completion, &streamed(completion_body())).await;
+    let reply = answered(&fixture, completion, &streamed(completion_body())).await;
     let text_length = |event: &Value| event["choices"][0]["text"].as_str().map(str::len);
     assert!(
         reply.events().iter().filter_map(text_length).sum::<usize>() > 0,
@@ -60,7 +60,8 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
         reply.text()
     );
 
-    let (prefill, decode) = (fleet.prefill_total().await, fleet.decode_total().await);
+    let prefill = fixture.total(Role::Prefill).await;
+    let decode = fixture.total(Role::Decode).await;
     assert_eq!(
         prefill.requests, 4,
         "one prefill for each answer: {prefill:?}"
@@ -73,52 +74,51 @@ pub async fn chats_and_completions_are_answered_by_one_prefill_and_one_decode(pr
         decode.prompt_tokens_computed <= decode.answered,
         "at most one prompt token for each request is left to decode: {decode:?}"
     );
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 /// Sends the request; fails unless the answer names a worker of each role.
-async fn answered(gateway: &Gateway, fleet: &Fleet, path: &str, body: &Value) -> Reply {
-    let reply = gateway
+async fn answered(fixture: &Fixture, path: &str, body: &Value) -> Reply {
+    let reply = fixture
         .send(Ask::post(path, body.to_string()))
         .await
         .expect(200);
     let Pair { prefill, decode } = reply.pair();
-    assert!(
-        fleet.prefill_addresses().contains(&prefill),
-        "no prefill worker: {prefill}"
-    );
-    assert!(
-        fleet.decode_addresses().contains(&decode),
-        "no decode worker: {decode}"
-    );
+    for (role, name) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
+        let names = fixture.engines.names(role);
+        assert!(names.contains(&name), "no {role:?} worker: {name}");
+    }
     reply
 }
 
 pub async fn responses_are_answered_through_a_hand_off(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let body = json!({"model": MODEL, "input": "hello", "max_output_tokens": 4});
     let ask = Ask::post("/v1/responses", body.to_string());
-    let reply = gateway.send(ask).await.expect(200);
+    let reply = fixture.send(ask).await.expect(200);
     assert!(reply.json().is_object());
-    assert_eq!(fleet.prefill_total().await.handoffs_consumed, 1);
-    fleet.assert_no_decode_refused().await;
+    assert_eq!(fixture.total(Role::Prefill).await.handoffs_consumed, 1);
+    fixture.assert_good_hand_offs().await;
     // This interface names its limit `max_output_tokens`: it limits the prefill leg as well.
-    let leg = fleet.prefill[0].only_request().await.json();
+    let leg = fixture.prefill(0).only_request().await.json();
     assert_eq!(leg["max_output_tokens"], 1, "{leg}");
+    fixture.release();
 }
 
 pub async fn an_answer_streams_while_the_decode_still_runs(proxy: Proxy) {
     // 2,000 tokens of 100 ms: the decode still runs when the first tokens arrive.
-    let fleet = Fleet::start(1, 1, &["--token-ms", "100"]).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let spec = FixtureSpec::nixl(proxy, (1, 1)).only_options(&["--token-ms", "100"]);
+    let fixture = Fixture::acquire(spec).await;
     let mut body = streamed(chat_body("a long story"));
     body["max_tokens"] = json!(2000);
     let request = raw::post("/v1/chat/completions", &[], body.to_string().as_bytes());
-    let mut client = Raw::connect(gateway.listen).await;
+    let mut client = Raw::connect(fixture.gateway.listen).await;
     client.write(&request).await;
     client.read_until("data:", 3).await;
-    assert_eq!(fleet.decode_total().await.running, 1);
+    assert_eq!(fixture.total(Role::Decode).await.running, 1);
+    drop(client);
+    fixture.release();
 }
 
 pub async fn workers_are_named_only_where_configured(proxy: Proxy) {
@@ -147,10 +147,10 @@ pub async fn workers_go_by_their_configured_names(proxy: Proxy) {
 }
 
 pub async fn requests_are_spread_evenly_over_all_pairs(proxy: Proxy) {
-    let fleet = Fleet::start(2, 2, FAST).await;
-    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
+    let spec = FixtureSpec::nixl(proxy, (2, 2)).pool(in_turns());
+    let fixture = Fixture::acquire(spec).await;
     // Ten connections reach both threads.
-    let replies = crowd(gateway.listen, 10, 20, &Ask::chat("hello")).await;
+    let replies = crowd(fixture.gateway.listen, 10, 20, &Ask::chat("hello")).await;
 
     let mut named: BTreeMap<String, u64> = BTreeMap::new();
     let mut pairs = BTreeSet::new();
@@ -161,31 +161,38 @@ pub async fn requests_are_spread_evenly_over_all_pairs(proxy: Proxy) {
         pairs.insert(pair);
     }
     assert_eq!(pairs.len(), 4, "all pairs are used: {pairs:?}");
-    for engine in fleet.engines() {
-        let address = engine.address.to_string();
-        let named = named.get(&address).copied().unwrap_or_default();
-        let state = engine.state().await;
+    let slots = fixture
+        .engines
+        .prefill
+        .iter()
+        .chain(&fixture.engines.decode);
+    for slot in slots {
+        let name = slot.name();
+        let named = named.get(&name).copied().unwrap_or_default();
+        let state = slot.state().await;
         assert!(
             (96..=104).contains(&named),
-            "{address} was named {named} times"
+            "{name} was named {named} times"
         );
         assert_eq!(
             state.requests, named,
-            "{address} got what the headers say: {state:?}"
+            "{name} got what the headers say: {state:?}"
         );
-        assert_eq!(state.answered, named, "{address}: {state:?}");
+        assert_eq!(state.answered, named, "{name}: {state:?}");
     }
-    fleet.assert_no_decode_refused().await;
+    fixture.assert_good_hand_offs().await;
+    fixture.release();
 }
 
 pub async fn the_models_are_listed(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     for path in ["/v1/models", "/v1/models?limit=1"] {
-        let models = gateway.send(Ask::get(path)).await.expect(200).json();
+        let reply = fixture.send(Ask::get(path)).await.expect(200);
+        let models = reply.json();
         assert_eq!(models["data"][0]["id"], MODEL, "{models}");
     }
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn the_metrics_count_what_happened(proxy: Proxy) {

@@ -2,8 +2,8 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet, RecordedRequest};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engines::RecordedRequest;
+use pd_router_e2e::fixture::Fixture;
 use pd_router_e2e::json_text::{members_without, spliced_member, values_of};
 use pd_router_e2e::raw::{self, Raw};
 
@@ -44,55 +44,44 @@ struct Legs {
     decode: RecordedRequest,
 }
 
-struct Rig {
-    fleet: Fleet,
-    gateway: Gateway,
+/// Sends the request; fails without an answer. Returns the legs that the engines received.
+async fn legs_of(fixture: &Fixture, ask: Ask) -> Legs {
+    fixture.send(ask).await.expect(200);
+    last_legs(fixture).await
 }
 
-impl Rig {
-    async fn start(proxy: Proxy) -> Rig {
-        let fleet = Fleet::start(1, 1, FAST).await;
-        let gateway = Gateway::over(proxy, &fleet).await;
-        Rig { fleet, gateway }
-    }
-
-    /// Sends the request; fails without an answer. Returns the legs that the engines received.
-    async fn legs_of(&self, ask: Ask) -> Legs {
-        self.gateway.send(ask).await.expect(200);
-        self.last_legs().await
-    }
-
-    async fn last_legs(&self) -> Legs {
-        let last = |requests: Vec<RecordedRequest>| {
-            let last = requests.last().cloned();
-            last.unwrap_or_else(|| panic!("the engine got nothing"))
-        };
-        Legs {
-            prefill: last(self.fleet.prefill[0].requests().await),
-            decode: last(self.fleet.decode[0].requests().await),
-        }
+async fn last_legs(fixture: &Fixture) -> Legs {
+    let last = |requests: Vec<RecordedRequest>| {
+        let last = requests.last().cloned();
+        last.unwrap_or_else(|| panic!("the engine got nothing"))
+    };
+    Legs {
+        prefill: last(fixture.prefill(0).requests().await),
+        decode: last(fixture.decode(0).requests().await),
     }
 }
 
 pub async fn the_decode_leg_keeps_every_byte_of_the_body(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     for body in BODIES {
-        let legs = rig.legs_of(Ask::post(CHAT, body)).await;
+        let legs = legs_of(&fixture, Ask::post(CHAT, body)).await;
         let hand_off = spliced_member(body, legs.decode.text(), HAND_OFF);
         let hand_off = hand_off.unwrap_or_else(|reason| panic!("{reason}"));
         assert_eq!(hand_off["do_remote_prefill"], true, "{hand_off}");
         assert!(hand_off["remote_block_ids"].is_array(), "{hand_off}");
         assert!(hand_off["remote_engine_id"].is_string(), "{hand_off}");
     }
-    rig.fleet.assert_no_decode_refused().await;
+    fixture.assert_good_hand_offs().await;
+    fixture.release();
 }
 
 pub async fn the_prefill_leg_differs_only_by_its_edits(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     for body in BODIES {
-        let legs = rig.legs_of(Ask::post(CHAT, body)).await;
+        let legs = legs_of(&fixture, Ask::post(CHAT, body)).await;
         assert_prefill_leg(body, legs.prefill.text());
     }
+    fixture.release();
 }
 
 fn assert_prefill_leg(client: &str, prefill: &str) {
@@ -128,24 +117,25 @@ fn assert_prefill_leg(client: &str, prefill: &str) {
 }
 
 pub async fn numbers_that_no_float_holds_reach_both_legs(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let body = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"vendor":{"huge":1e400,"long":0.1000000000000000055511151231257827}}"#;
     // The engine may refuse these numbers; the gateway passes the body on in any case.
-    let reply = rig.gateway.send(Ask::post(CHAT, body)).await;
+    let reply = fixture.send(Ask::post(CHAT, body)).await;
     assert!(reply.status == 200 || reply.status == 400, "{reply:?}");
-    let prefill = rig.fleet.prefill[0].only_request().await;
+    let prefill = fixture.prefill(0).only_request().await;
     assert_prefill_leg(body, prefill.text());
     if reply.status == 200 {
-        let decode = rig.fleet.decode[0].only_request().await;
+        let decode = fixture.decode(0).only_request().await;
         let spliced = spliced_member(body, decode.text(), HAND_OFF);
         assert!(spliced.is_ok(), "{spliced:?}");
     }
+    fixture.release();
 }
 
 pub async fn the_length_is_right_on_both_legs(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     for body in BODIES {
-        let legs = rig.legs_of(Ask::post(CHAT, body)).await;
+        let legs = legs_of(&fixture, Ask::post(CHAT, body)).await;
         for leg in [&legs.prefill, &legs.decode] {
             let length = leg.body_bytes.to_string();
             assert_eq!(leg.values("content-length"), [length.as_str()], "{leg:?}");
@@ -153,11 +143,12 @@ pub async fn the_length_is_right_on_both_legs(proxy: Proxy) {
             assert_eq!(leg.text().len(), leg.body_bytes);
         }
     }
-    rig.gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let mut request = raw::head(
         &format!("POST {CHAT} HTTP/1.1"),
         &[
@@ -169,8 +160,10 @@ pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
         request.extend(raw::chunk(part));
     }
     request.extend(b"0\r\n\r\n");
-    Raw::exchange(rig.gateway.listen, request).await.expect(200);
-    let legs = rig.last_legs().await;
+    Raw::exchange(fixture.gateway.listen, request)
+        .await
+        .expect(200);
+    let legs = last_legs(&fixture).await;
     for leg in [&legs.prefill, &legs.decode] {
         let lengths = leg.values("content-length");
         let encodings = leg.values("transfer-encoding");
@@ -179,53 +172,58 @@ pub async fn a_chunked_body_is_framed_in_one_way_on_both_legs(proxy: Proxy) {
     let spliced = spliced_member(AWKWARD, legs.decode.text(), HAND_OFF);
     assert!(spliced.is_ok(), "{spliced:?}");
     assert_prefill_leg(AWKWARD, legs.prefill.text());
+    fixture.release();
 }
 
 pub async fn the_path_and_query_are_the_same_on_both_legs(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let path = "/v1/chat/completions?trace=1&x=%2Fy";
-    let legs = rig.legs_of(Ask::post(path, BARE)).await;
+    let legs = legs_of(&fixture, Ask::post(path, BARE)).await;
     for leg in [&legs.prefill, &legs.decode] {
         assert_eq!(leg.path, path, "{leg:?}");
         assert_eq!(leg.method, "POST");
     }
+    fixture.release();
 }
 
 pub async fn every_request_has_an_id_of_its_own(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let mut seen = Vec::new();
     for _ in 0..2 {
-        let legs = rig.legs_of(Ask::post(CHAT, BARE)).await;
+        let legs = legs_of(&fixture, Ask::post(CHAT, BARE)).await;
         let id = legs.prefill.values("x-request-id").join(",");
         assert_eq!(legs.decode.values("x-request-id"), [id.as_str()]);
         assert!(!id.is_empty());
         seen.push(id);
     }
     assert_ne!(seen[0], seen[1], "each request has an id of its own");
+    fixture.release();
 }
 
 pub async fn the_clients_headers_reach_both_legs(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let ask = Ask::post(CHAT, BARE)
         .header("authorization", "Bearer the-clients-own")
         .header("traceparent", trace)
         .header("x-tenant", "blue");
-    let legs = rig.legs_of(ask).await;
+    let legs = legs_of(&fixture, ask).await;
     for leg in [&legs.prefill, &legs.decode] {
         assert_eq!(leg.values("authorization"), ["Bearer the-clients-own"]);
         assert_eq!(leg.values("traceparent"), [trace]);
         assert_eq!(leg.values("content-type"), ["application/json"]);
     }
     assert_eq!(legs.decode.values("x-tenant"), ["blue"]);
+    fixture.release();
 }
 
 pub async fn headers_that_the_client_did_not_send_stay_absent(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
-    let legs = rig.legs_of(Ask::post(CHAT, BARE)).await;
+    let fixture = Fixture::one_of_each(proxy).await;
+    let legs = legs_of(&fixture, Ask::post(CHAT, BARE)).await;
     for leg in [&legs.prefill, &legs.decode] {
         for name in ["authorization", "traceparent", "content-encoding"] {
             assert!(leg.values(name).is_empty(), "{name} in {leg:?}");
         }
     }
+    fixture.release();
 }

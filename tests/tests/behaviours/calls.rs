@@ -10,7 +10,9 @@ use pd_router_e2e::client::{Ask, Failure, Reply, chat_body};
 use pd_router_e2e::engines::{
     FAST, Fleet, RecordedRequest, Role, in_turns, named, static_config, with,
 };
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::scripted::{Answer, ScriptedWorker};
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
@@ -121,22 +123,23 @@ pub async fn found_b17_grpc_in_a_content_type_hides_no_failure(proxy: Proxy) {
 
 /// A dead worker is detected for any content type of its clients.
 pub async fn found_b17_grpc_in_a_content_type_lets_no_dead_worker_in(proxy: Proxy) {
-    let mut fleet = Fleet::start(2, 2, FAST).await;
-    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
-    fleet.prefill[0].kill();
-    fleet.decode[0].kill();
+    let spec = FixtureSpec::nixl(proxy, (2, 2)).pool(in_turns());
+    let mut fixture = Fixture::acquire(spec).await;
+    fixture.engines.prefill[0].kill().await;
+    fixture.engines.decode[0].kill().await;
     for _ in 0..12 {
-        gateway
+        fixture
             .send(call_with("application/grpc", "hello"))
             .await
             .expect_tokens(4);
     }
-    assert_eq!(fleet.decode[1].state().await.refused(), 0);
+    assert_eq!(fixture.decode(1).state().await.refused(), 0);
     // The leg's content type describes its body.
-    for got in fleet.decode[1].requests().await {
+    for got in fixture.decode(1).requests().await {
         assert_eq!(got.values("content-type"), ["application/json"], "{got:?}");
     }
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 /// The id that all legs of a request share.
@@ -151,17 +154,16 @@ fn only_id(legs: &[RecordedRequest]) -> String {
 
 /// Engines may key their hand-offs by this id.
 pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let ask = Ask::chat("hello").header("x-request-id", "client-7");
-    let twice = join_all([gateway.send(ask.clone()), gateway.send(ask.clone())]).await;
+    let twice = join_all([fixture.send(ask.clone()), fixture.send(ask.clone())]).await;
     for reply in twice {
         reply.expect_tokens(4);
     }
-    gateway.send(Ask::chat("hello")).await.expect_tokens(4);
+    fixture.send(Ask::chat("hello")).await.expect_tokens(4);
     let [prefills, decodes] = [
-        fleet.prefill[0].requests().await,
-        fleet.decode[0].requests().await,
+        fixture.prefill(0).requests().await,
+        fixture.decode(0).requests().await,
     ];
     let ids = |legs: &[RecordedRequest]| -> BTreeSet<String> {
         let ids = legs.iter().map(|leg| only_id(std::slice::from_ref(leg)));
@@ -170,6 +172,7 @@ pub async fn found_ids_a_client_that_sends_its_id_twice_at_once_has_two_of_ours(
     assert_eq!(ids(&prefills).len(), 3, "{prefills:?}");
     assert_eq!(ids(&prefills), ids(&decodes));
     assert!(!ids(&prefills).contains("client-7"));
+    fixture.release();
 }
 
 /// The lines of the gateway's log with this text, once there are at least `least`: lines are written after the answer.
@@ -205,15 +208,14 @@ pub async fn found_ids_a_line_of_the_log_has_the_clients_id_and_ours(proxy: Prox
 const FORGED: &str = "[critical] all is lost";
 
 pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
     for model in [
         format!("m\n{FORGED}"),
         format!("m\u{2028}{FORGED}\u{202e}\r\0"),
         format!("m\n{FORGED}{}", "x".repeat(2 << 20)),
     ] {
         let body = with(chat_body("hello"), json!({"model": model}));
-        let reply = gateway.send(Ask::post(CHAT, body.to_string())).await;
+        let reply = fixture.send(Ask::post(CHAT, body.to_string())).await;
         assert_eq!(reply.status, 404, "{reply:?}");
         let message = reply.json()["error"]["message"].to_string();
         assert!(reply.body.len() < 2048, "{} bytes", reply.body.len());
@@ -224,14 +226,15 @@ pub async fn found_b10_a_clients_words_are_on_one_line_and_cut(proxy: Proxy) {
         Proxy::Envoy => 3,
         Proxy::Wasmtime => 0,
     };
-    let lines = lines_with(&mut gateway, FORGED, written).await;
+    let lines = lines_with(&mut fixture.gateway, FORGED, written).await;
     assert_eq!(lines.len(), written, "{lines:?}");
     for line in lines {
         assert!(line.contains("does not exist"), "{line}");
         assert!(line.len() < 1024, "{} bytes", line.len());
         assert!(!line.contains(['\u{2028}', '\u{202e}', '\0']), "{line}");
     }
-    gateway.assert_serves().await;
+    fixture.gateway.assert_serves().await;
+    fixture.release();
 }
 
 /// A good answer with headers of the worker's own, some of them about its connection.
@@ -284,20 +287,18 @@ pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy:
             0 => Answer::json("{}").status(500),
             _ => a_workers_answer(got),
         };
-        let mut workers = Vec::new();
+        let spec = FixtureSpec::of(proxy, Protocol::Aggregated).workers((0, 0));
+        let mut fixture = Fixture::acquire(spec).await;
         for _ in 0..2 {
             let calls = Arc::clone(&calls);
             let next = move || calls.fetch_add(1, Ordering::SeqCst);
-            workers.push(
-                ScriptedWorker::start(move |got: &RecordedRequest| script(got, next())).await,
-            );
+            let script = move |got: &RecordedRequest| script(got, next());
+            fixture.play(Role::Aggregated, script).await;
         }
-        let listed = workers.iter().map(|worker| worker.listed(Role::Aggregated));
-        let config = static_config(listed.collect(), json!({"protocol": "aggregated"}));
-        let gateway = Gateway::start(proxy, &config, &[]).await;
-        let recovered = gateway.send(ask.clone()).await.expect(200);
+        fixture.list_scripted().await;
+        let recovered = fixture.send(ask.clone()).await.expect(200);
         assert_eq!(calls.load(Ordering::SeqCst), 2, "it is recovered");
-        let at_once = gateway.send(ask).await.expect(200);
+        let at_once = fixture.send(ask).await.expect(200);
         assert_eq!(recovered.body, at_once.body);
         let [by_recovery, at_once] = [&recovered, &at_once].map(lasting);
         assert_eq!(by_recovery, at_once);
@@ -306,5 +307,6 @@ pub async fn found_l3_an_answer_by_a_recovery_has_its_workers_own_headers(proxy:
         for name in ["x-hop", "keep-alive"] {
             assert_eq!(recovered.header(name), None, "{recovered:?}");
         }
+        fixture.release();
     }
 }

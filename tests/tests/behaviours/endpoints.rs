@@ -2,54 +2,56 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::engines::{FAST, Fleet, Role};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::{Value, json};
 
 pub async fn readiness_follows_the_workers(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    let ready = gateway.send(Ask::get("/pd-router/ready")).await.expect(200);
+    let fixture = Fixture::one_of_each(proxy).await;
+    let ready = fixture.send(Ask::get("/pd-router/ready")).await.expect(200);
     assert!(ready.json().is_object(), "{}", ready.text());
+    fixture.release();
 }
 
 pub async fn without_a_prefill_worker_it_is_not_ready(proxy: Proxy) {
-    assert_not_ready(proxy, &Fleet::start(0, 1, FAST).await, "prefill").await;
+    assert_not_ready(FixtureSpec::nixl(proxy, (0, 1)), "prefill").await;
 }
 
 pub async fn without_a_decode_worker_it_is_not_ready(proxy: Proxy) {
-    assert_not_ready(proxy, &Fleet::start(1, 0, FAST).await, "decode").await;
+    assert_not_ready(FixtureSpec::nixl(proxy, (1, 0)), "decode").await;
 }
 
-async fn assert_not_ready(proxy: Proxy, fleet: &Fleet, missing: &str) {
-    let gateway = Gateway::over(proxy, fleet).await;
-    let ready = gateway.send(Ask::get("/pd-router/ready")).await.expect(503);
+async fn assert_not_ready(spec: FixtureSpec, missing: &str) {
+    let fixture = Fixture::acquire(spec).await;
+    let ready = fixture.send(Ask::get("/pd-router/ready")).await.expect(503);
     assert!(ready.json().is_object(), "{}", ready.text());
-    let reply = gateway.send(Ask::chat("hello")).await;
+    let reply = fixture.send(Ask::chat("hello")).await;
     let message = reply.expect_error(503);
     assert!(message.to_lowercase().contains(missing), "{message}");
     assert!(reply.header("retry-after").is_some(), "{reply:?}");
-    for engine in fleet.engines() {
+    for engine in fixture.living() {
         assert_eq!(engine.state().await.requests, 0);
     }
+    fixture.release();
 }
 
 pub async fn the_status_page_is_json_where_configured(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    let status = gateway
+    let fixture = Fixture::one_of_each(proxy).await;
+    let status = fixture
         .send(Ask::get("/pd-router/status"))
         .await
         .expect(200);
     assert!(status.json().is_object(), "{}", status.text());
-    for engine in fleet.engines() {
-        let address = engine.address.to_string();
+    for role in [Role::Prefill, Role::Decode] {
+        let name = fixture.slots(role)[0].name();
         assert!(
-            status.text().contains(&address),
-            "the page tells of {address}: {}",
+            status.text().contains(&name),
+            "the page tells of {name}: {}",
             status.text()
         );
     }
+    fixture.release();
 }
 
 pub async fn the_status_page_is_not_there_by_default(proxy: Proxy) {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet, in_turns};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engines::in_turns;
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::json_text::values_of;
 use pd_router_e2e::raw::{self, Raw};
 use serde_json::json;
@@ -59,41 +59,41 @@ impl Trap {
 }
 
 pub async fn a_client_cannot_choose_its_workers(proxy: Proxy) {
-    let fleet = Fleet::start(1, 2, FAST).await;
-    let gateway = Gateway::start(proxy, &fleet.config_with(in_turns()), &[]).await;
+    let spec = FixtureSpec::nixl(proxy, (1, 2)).pool(in_turns());
+    let fixture = Fixture::acquire(spec).await;
     let trap = Trap::set().await;
-    let favourite = fleet.decode[0].address.to_string();
-    let prefill = fleet.prefill[0].address.to_string();
+    let favourite = fixture.decode(0).address.to_string();
+    let prefill = fixture.prefill(0).address.to_string();
     for destination in [trap.address.to_string(), prefill, favourite] {
         for _ in 0..4 {
             let ask = Ask::chat("hello")
                 .header("x-gateway-destination-endpoint", &destination)
                 .header("x-prefiller-host-port", &trap.address.to_string());
-            gateway.send(ask).await.expect(200).pair();
+            fixture.send(ask).await.expect(200).pair();
         }
     }
     trap.assert_empty();
     // Both decode workers get their share, whatever the client's headers name.
-    for engine in &fleet.decode {
-        let state = engine.state().await;
+    for at in 0..2 {
+        let state = fixture.decode(at).state().await;
         assert!((4..=8).contains(&state.answered), "{state:?}");
     }
-    fleet.assert_no_decode_refused().await;
+    fixture.assert_good_hand_offs().await;
+    fixture.release();
 }
 
 pub async fn a_forged_header_is_ignored_where_there_is_no_body(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let trap = Trap::set().await;
     let ask =
         Ask::get("/v1/models").header("x-gateway-destination-endpoint", &trap.address.to_string());
-    gateway.send(ask).await.expect(200);
+    fixture.send(ask).await.expect(200);
     trap.assert_empty();
+    fixture.release();
 }
 
 pub async fn mixed_case_and_doubled_headers_are_stripped_too(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let trap = Trap::set().await;
     let evil = trap.address.to_string();
     let headers = [
@@ -105,26 +105,28 @@ pub async fn mixed_case_and_doubled_headers_are_stripped_too(proxy: Proxy) {
     ];
     let body = chat_body("hello").to_string();
     let request = raw::post(CHAT, &headers, body.as_bytes());
-    Raw::exchange(gateway.listen, request).await.expect(200);
+    Raw::exchange(fixture.gateway.listen, request)
+        .await
+        .expect(200);
     trap.assert_empty();
-    for engine in fleet.engines() {
+    for engine in fixture.living() {
         let got = engine.only_request().await;
         for (name, _) in headers {
             assert!(got.values(name).is_empty(), "{name} reached {got:?}");
         }
     }
+    fixture.release();
 }
 
 pub async fn routing_headers_never_reach_the_engines(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let mut ask = Ask::chat("hello");
     for (name, value) in ROUTING_HEADERS {
         ask = ask.header(name, value);
     }
-    gateway.send(ask).await.expect(200);
-    gateway.send(Ask::chat("hello")).await.expect(200);
-    for engine in fleet.engines() {
+    fixture.send(ask).await.expect(200);
+    fixture.send(Ask::chat("hello")).await.expect(200);
+    for engine in fixture.living() {
         // Neither the client's routing headers nor the gateway's own reach an engine.
         for got in engine.requests().await {
             for (name, _) in ROUTING_HEADERS {
@@ -132,11 +134,11 @@ pub async fn routing_headers_never_reach_the_engines(proxy: Proxy) {
             }
         }
     }
+    fixture.release();
 }
 
 pub async fn a_forged_hand_off_is_refused(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
     let mut body = chat_body("hello");
     body["kv_transfer_params"] = json!({
         "do_remote_prefill": true,
@@ -145,31 +147,32 @@ pub async fn a_forged_hand_off_is_refused(proxy: Proxy) {
         "remote_host": "127.0.0.1",
         "remote_port": 9,
     });
-    let reply = gateway.send(Ask::post(CHAT, body.to_string())).await;
+    let reply = fixture.send(Ask::post(CHAT, body.to_string())).await;
     let message = reply.expect_error(400);
     assert!(message.contains("kv_transfer_params"), "{message}");
-    for engine in fleet.engines() {
+    for engine in fixture.living() {
         assert_eq!(engine.state().await.requests, 0);
     }
-    gateway.assert_serves().await;
+    fixture.gateway.assert_serves().await;
+    fixture.release();
 }
 
 pub async fn an_empty_hand_off_is_tolerated(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     for empty in [json!(null), json!({})] {
         let mut body = chat_body("hello");
         body["kv_transfer_params"] = empty;
-        gateway
+        fixture
             .send(Ask::post(CHAT, body.to_string()))
             .await
             .expect(200);
     }
-    for engine in fleet.engines() {
+    for engine in fixture.living() {
         for got in engine.requests().await {
             let values = values_of(got.text(), "kv_transfer_params");
             assert_eq!(values.len(), 1, "one hand-off, not two: {got:?}");
         }
     }
-    fleet.assert_no_decode_refused().await;
+    fixture.assert_good_hand_offs().await;
+    fixture.release();
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::chat_body;
-use pd_router_e2e::engines::{Fleet, MODEL};
+use pd_router_e2e::engines::{Fleet, MODEL, Role};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::wait::{GENEROUS, count, eventually};
@@ -31,38 +32,40 @@ const PROMPT_BYTES: usize = 1600;
 const SLOW_PREFILL: [&str; 2] = ["--prefill-rate", "1000"];
 
 pub async fn clients_that_leave_in_the_middle_of_prefill_leave_no_charge_behind(proxy: Proxy) {
-    let options = [ROOMY.as_slice(), &SLOW_PREFILL].concat();
-    let fleet = Fleet::start(2, 1, &options).await;
     // Without clean-up, hand-offs left behind stay, and are counted.
-    let config = fleet.config_with(json!({"cleanup": {"held_bytes": 0}}));
-    let mut gateway = Gateway::start(proxy, &config, &[]).await;
+    let spec = FixtureSpec::nixl(proxy, (2, 1)).pool(json!({"cleanup": {"held_bytes": 0}}));
+    let options = [ROOMY.as_slice(), &SLOW_PREFILL].concat();
+    let mut fixture = Fixture::acquire(spec.only_options(&options)).await;
+    let before = counted_leaks(&fixture.gateway).await;
     let body = chat_body(&"tell ".repeat(PROMPT_BYTES / 5)).to_string();
     let request = raw::post(CHAT, &[], body.as_bytes());
     let clients = count(50, 1000);
     for first in (0..clients).step_by(AT_ONCE) {
         let numbers = first..clients.min(first + AT_ONCE);
-        join_all(numbers.map(|number| leave_during_prefill(&gateway, &request, number))).await;
+        join_all(numbers.map(|number| leave_during_prefill(&fixture.gateway, &request, number)))
+            .await;
         // The queue stays shorter than a call's deadline: time-outs are another test's subject.
-        prefills_are_down_to(&fleet, AT_ONCE as u64, 0).await;
+        prefills_are_down_to(&fixture, AT_ONCE as u64, 0).await;
     }
 
     // Calls outlive their clients; the accounting ends with the last prefill.
-    prefills_are_down_to(&fleet, 0, clients as u64).await;
-    gateway.assert_comes_to_rest().await;
-    gateway.assert_serves().await;
-    gateway.assert_comes_to_rest().await;
-    let left = assert_leaks_are_counted(&fleet, &gateway).await;
+    prefills_are_down_to(&fixture, 0, clients as u64).await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    let left = assert_leaks_are_counted(&fixture, &before).await;
     assert!(left > 0, "no client left in the middle of prefill");
-    fleet.assert_no_decode_refused().await;
+    fixture.assert_good_hand_offs().await;
+    fixture.release();
 }
 
 /// Waits until no more than `open` prefills are waiting or running, of at least `begun`.
-async fn prefills_are_down_to(fleet: &Fleet, open: u64, begun: u64) {
+async fn prefills_are_down_to(fixture: &Fixture, open: u64, begun: u64) {
     eventually(
         "the prefills of clients that left end",
         GENEROUS,
         || async {
-            let state = fleet.prefill_total().await;
+            let state = fixture.total(Role::Prefill).await;
             // An engine counts as running only the prompt that it computes; the other requests are queued.
             let unfinished = state.requests - state.handoffs_issued;
             if state.requests >= begun && unfinished <= open {
@@ -82,21 +85,24 @@ async fn leave_during_prefill(gateway: &Gateway, request: &[u8], number: usize) 
     sleep(Duration::from_millis(moment as u64)).await;
 }
 
-/// The blocks that were never pulled; fails unless the gateway counts as many.
-async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
+/// Hand-offs and their blocks that the gateway counts as never pulled, or perhaps not.
+async fn counted_leaks(gateway: &Gateway) -> [f64; 2] {
+    let metrics = gateway.metrics().await;
+    ["handoffs", "blocks"].map(|what| {
+        let of = |fate| metrics.expect(&format!("pd_router_kv_{fate}_{what}_total"));
+        of("leaked") + of("unknown")
+    })
+}
+
+/// The blocks that were never pulled; fails unless the gateway counts as many more than before.
+async fn assert_leaks_are_counted(fixture: &Fixture, before: &[f64; 2]) -> u64 {
     eventually(
         "the gateway counts hand-offs that were never pulled",
         GENEROUS,
         || async {
-            let state = fleet.prefill_total().await;
-            let metrics = gateway.metrics().await;
-            let of = |what: &str| {
-                let fates = ["leaked", "unknown"];
-                let counted =
-                    fates.map(|fate| metrics.expect(&format!("pd_router_kv_{fate}_{what}_total")));
-                counted.iter().sum::<f64>()
-            };
-            let (blocks, hand_offs) = (of("blocks"), of("handoffs"));
+            let state = fixture.total(Role::Prefill).await;
+            let counted = counted_leaks(&fixture.gateway).await;
+            let (hand_offs, blocks) = (counted[0] - before[0], counted[1] - before[1]);
             let unused = state.handoffs_issued - state.handoffs_consumed;
             if blocks == state.blocks_unpulled as f64 && hand_offs == unused as f64 {
                 return Ok(state.blocks_unpulled);
@@ -112,8 +118,9 @@ async fn assert_leaks_are_counted(fleet: &Fleet, gateway: &Gateway) -> u64 {
 pub async fn clients_that_leave_in_the_middle_of_a_stream_leave_no_charge_behind(proxy: Proxy) {
     // A decode of a quarter of an hour: only the gateway's abort ends it in time.
     let options = [ROOMY.as_slice(), &["--token-ms", "100"]].concat();
-    let fleet = Fleet::start(1, 2, &options).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let spec = FixtureSpec::nixl(proxy, (1, 2)).only_options(&options);
+    let mut fixture = Fixture::acquire(spec).await;
+    let before = counted_leaks(&fixture.gateway).await;
     let mut body = chat_body("a long story");
     body["max_tokens"] = json!(10_000);
     body["stream"] = json!(true);
@@ -121,21 +128,23 @@ pub async fn clients_that_leave_in_the_middle_of_a_stream_leave_no_charge_behind
     let clients = count(20, 200);
     for first in (0..clients).step_by(AT_ONCE) {
         let numbers = first..clients.min(first + AT_ONCE);
-        join_all(numbers.map(|number| leave_during_decode(&gateway, &request, number))).await;
+        join_all(numbers.map(|number| leave_during_decode(&fixture.gateway, &request, number)))
+            .await;
     }
 
     eventually("the decodes of those who left end", GENEROUS, || async {
-        let state = fleet.decode_total().await;
+        let state = fixture.total(Role::Decode).await;
         if state.running == 0 && state.requests == clients as u64 {
             return Ok(());
         }
         Err(format!("{state:?}"))
     })
     .await;
-    gateway.assert_comes_to_rest().await;
-    gateway.assert_serves().await;
-    assert_leaks_are_counted(&fleet, &gateway).await;
-    fleet.assert_no_decode_refused().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_serves().await;
+    assert_leaks_are_counted(&fixture, &before).await;
+    fixture.assert_good_hand_offs().await;
+    fixture.release();
 }
 
 /// Reads a few events of the stream and leaves.
@@ -146,19 +155,21 @@ async fn leave_during_decode(gateway: &Gateway, request: &[u8], number: usize) {
 }
 
 pub async fn clients_that_leave_in_the_middle_of_their_body_leave_no_charge_behind(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, &ROOMY).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let spec = FixtureSpec::nixl(proxy, (1, 1)).only_options(&ROOMY);
+    let mut fixture = Fixture::acquire(spec).await;
+    let before = counted_leaks(&fixture.gateway).await;
     let request = raw::post(CHAT, &[], chat_body("hello").to_string().as_bytes());
     let whole = request.len();
     for missing in [1, 10, 40, 100] {
-        let mut client = Raw::connect(gateway.listen).await;
+        let mut client = Raw::connect(fixture.gateway.listen).await;
         client.write(&request[..whole - missing]).await;
     }
-    gateway.assert_serves().await;
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
     // Only the complete request reached an engine.
-    assert_eq!(fleet.prefill_total().await.requests, 1);
-    assert_eq!(assert_leaks_are_counted(&fleet, &gateway).await, 0);
+    assert_eq!(fixture.total(Role::Prefill).await.requests, 1);
+    assert_eq!(assert_leaks_are_counted(&fixture, &before).await, 0);
+    fixture.release();
 }
 
 pub async fn a_prefill_that_fails_after_its_client_left_leaves_no_charge_behind(proxy: Proxy) {

@@ -2,7 +2,8 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Reply, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::engines::{Engine, FAST, Fleet};
+use pd_router_e2e::fixture::Fixture;
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::raw::{self, Raw};
 use serde_json::json;
@@ -37,13 +38,12 @@ async fn assert_passes(fleet: &Fleet, gateway: &mut Gateway, bytes: usize) {
     gateway.assert_serves().await;
 }
 
-async fn assert_too_large(fleet: &Fleet, gateway: &mut Gateway, bytes: usize) {
+/// Fails unless the gateway refuses this many bytes, and none of these engines gets them.
+async fn assert_too_large(engines: impl Iterator<Item = &Engine>, gateway: &Gateway, bytes: usize) {
     sent(gateway, bytes).await.expect(413);
-    for engine in fleet.engines() {
+    for engine in engines {
         assert_eq!(engine.state().await.requests, 0);
     }
-    gateway.assert_serves().await;
-    gateway.assert_comes_to_rest().await;
 }
 
 pub async fn a_body_of_900_kilobytes_passes_a_limit_of_one_mebibyte(proxy: Proxy) {
@@ -55,7 +55,9 @@ pub async fn a_body_of_900_kilobytes_passes_a_limit_of_one_mebibyte(proxy: Proxy
 pub async fn a_body_above_a_limit_of_one_mebibyte_is_too_large(proxy: Proxy) {
     let fleet = Fleet::start(1, 1, FAST).await;
     let mut gateway = with_one_mebibyte(proxy, &fleet).await;
-    assert_too_large(&fleet, &mut gateway, 1_500_000).await;
+    assert_too_large(fleet.engines(), &gateway, 1_500_000).await;
+    gateway.assert_serves().await;
+    gateway.assert_comes_to_rest().await;
 }
 
 pub async fn a_body_of_20_megabytes_passes_the_shipped_limit(proxy: Proxy) {
@@ -68,29 +70,31 @@ pub async fn a_body_of_20_megabytes_passes_the_shipped_limit(proxy: Proxy) {
 }
 
 pub async fn a_body_above_the_shipped_limit_is_too_large(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
-    assert_too_large(&fleet, &mut gateway, 35_000_000).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
+    assert_too_large(fixture.living(), &fixture.gateway, 35_000_000).await;
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn found_b13_a_body_above_the_default_limit_is_told_so_before_it_has_come(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
     // A declared length is refused at once, an undeclared one when the bytes exceed the limit.
     let head = |headers| raw::head("POST /v1/chat/completions HTTP/1.1", headers);
     let declared = head(&[("content-length", "20000000")]);
     let mut undeclared = head(&[("transfer-encoding", "chunked")]);
     undeclared.extend(raw::chunk(&vec![b' '; 17_000_000]));
     for request in [declared, undeclared] {
-        let reply = Raw::exchange(gateway.listen, request).await;
+        let reply = Raw::exchange(fixture.gateway.listen, request).await;
         let message = reply.expect_code(413, "body_too_large");
         assert!(message.contains("16777216"), "{message}");
     }
-    for engine in fleet.engines() {
+    for engine in fixture.living() {
         assert_eq!(engine.state().await.requests, 0);
     }
-    gateway.assert_serves().await;
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 async fn with_one_mebibyte(proxy: Proxy, fleet: &Fleet) -> Gateway {

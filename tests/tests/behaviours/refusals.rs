@@ -2,8 +2,8 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engines::Role;
+use pd_router_e2e::fixture::Fixture;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -16,37 +16,25 @@ pub const GZIPPED: &[u8] = &[
     0xb1, 0xb5, 0x00, 0xbc, 0x34, 0xbc, 0x77, 0x3b, 0x00, 0x00, 0x00,
 ];
 
-struct Rig {
-    fleet: Fleet,
-    gateway: Gateway,
-}
-
-impl Rig {
-    async fn start(proxy: Proxy) -> Rig {
-        let fleet = Fleet::start(1, 1, FAST).await;
-        let gateway = Gateway::over(proxy, &fleet).await;
-        Rig { fleet, gateway }
+/// The message of the refusal, which must have this status; nothing may reach an engine, and the gateway still serves.
+async fn message(mut fixture: Fixture, ask: Ask, status: u16) -> String {
+    let message = fixture.send(ask).await.expect_error(status);
+    for engine in fixture.living() {
+        assert_eq!(
+            engine.state().await.requests,
+            0,
+            "refused requests reach no engine"
+        );
     }
-
-    /// The message of the refusal, which must have this status; nothing may reach an engine, and the gateway still serves.
-    async fn message(mut self, ask: Ask, status: u16) -> String {
-        let message = self.gateway.send(ask).await.expect_error(status);
-        for engine in self.fleet.engines() {
-            assert_eq!(
-                engine.state().await.requests,
-                0,
-                "refused requests reach no engine"
-            );
-        }
-        self.gateway.assert_serves().await;
-        self.gateway.assert_comes_to_rest().await;
-        message
-    }
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
+    message
 }
 
 async fn refusal(proxy: Proxy, body: &'static str, status: u16) -> String {
-    let rig = Rig::start(proxy).await;
-    rig.message(Ask::post(CHAT, body), status).await
+    let fixture = Fixture::one_of_each(proxy).await;
+    message(fixture, Ask::post(CHAT, body), status).await
 }
 
 pub async fn an_unknown_model_is_not_found(proxy: Proxy) {
@@ -85,9 +73,9 @@ pub async fn an_empty_body_is_refused(proxy: Proxy) {
 }
 
 pub async fn a_compressed_body_is_refused_with_the_reason(proxy: Proxy) {
-    let rig = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let ask = Ask::post(CHAT, GZIPPED).header("content-encoding", "gzip");
-    let message = rig.message(ask, 415).await;
+    let message = message(fixture, ask, 415).await;
     assert!(
         message.contains("encoding") || message.contains("gzip"),
         "{message}"
@@ -95,17 +83,19 @@ pub async fn a_compressed_body_is_refused_with_the_reason(proxy: Proxy) {
 }
 
 pub async fn refused_requests_are_counted_and_reach_no_worker(proxy: Proxy) {
-    let Rig { fleet, gateway } = Rig::start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
+    let counted = async || {
+        let metrics = fixture.gateway.metrics().await;
+        let of = |name| metrics.sum(name).unwrap_or_default();
+        let names = ["pd_router_refused_total", "pd_router_prefill_calls_total"];
+        names.map(of)
+    };
+    let [refused, called] = counted().await;
     for body in ["not JSON", "[]", r#"{"model":"sim"}"#] {
-        gateway.send(Ask::post(CHAT, body)).await.expect_error(400);
+        let reply = fixture.send(Ask::post(CHAT, body)).await;
+        reply.expect_error(400);
     }
-    let metrics = gateway.metrics().await;
-    assert_eq!(metrics.expect("pd_router_refused_total"), 3.0);
-    assert_eq!(
-        metrics
-            .sum("pd_router_prefill_calls_total")
-            .unwrap_or_default(),
-        0.0
-    );
-    assert_eq!(fleet.decode_total().await.requests, 0);
+    assert_eq!(counted().await, [refused + 3.0, called]);
+    assert_eq!(fixture.total(Role::Decode).await.requests, 0);
+    fixture.release();
 }

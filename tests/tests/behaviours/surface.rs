@@ -3,12 +3,13 @@
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
 use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 
 /// The simulated engine's own endpoints stand for those by which a real one is operated: if reached, they answer 200.
 pub async fn found_b5_what_operates_an_engine_is_not_forwarded(proxy: Proxy) {
-    let fleet = Fleet::start_with_aggregated(0, 0, 1, FAST).await;
-    let mut gateway = Gateway::over(proxy, &fleet).await;
+    let spec = FixtureSpec::nixl(proxy, (0, 0)).aggregated(1);
+    let mut fixture = Fixture::acquire(spec).await;
     let fault = r#"{"kind": "status", "status": 503}"#;
     for ask in [
         Ask::get("/__state"),
@@ -20,13 +21,14 @@ pub async fn found_b5_what_operates_an_engine_is_not_forwarded(proxy: Proxy) {
         Ask::post("/abort_request", r#"{"abort_all": true}"#),
     ] {
         let request = format!("{ask:?}");
-        let message = gateway.send(ask).await.expect_code(404, "unknown_path");
+        let message = fixture.send(ask).await.expect_code(404, "unknown_path");
         assert!(message.contains("paths"), "{request}: {message}");
     }
     // No fault was injected.
-    gateway.assert_serves().await;
-    gateway.send(Ask::get("/version")).await.expect(200);
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_serves().await;
+    fixture.send(Ask::get("/version")).await.expect(200);
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn found_b5_a_pool_forwards_what_its_own_list_names(proxy: Proxy) {

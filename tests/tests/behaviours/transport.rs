@@ -3,8 +3,8 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, chat_body};
-use pd_router_e2e::engines::{FAST, Fleet};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engines::Role;
+use pd_router_e2e::fixture::Fixture;
 use pd_router_e2e::raw::{self, Raw};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -16,34 +16,31 @@ const CHUNKED: [(&str, &str); 2] = [
 /// Nesting deeper than any stack should follow.
 const DEEP: usize = 100_000;
 
-async fn start(proxy: Proxy) -> (Fleet, Gateway) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    (fleet, gateway)
-}
-
 /// Fails unless exactly this many hand-offs were issued and used.
-async fn assert_handed_off(fleet: &Fleet, times: u64) {
-    let prefill = fleet.prefill_total().await;
+async fn assert_handed_off(fixture: &Fixture, times: u64) {
+    let prefill = fixture.total(Role::Prefill).await;
     assert_eq!(prefill.handoffs_issued, times, "{prefill:?}");
     assert_eq!(prefill.handoffs_consumed, times, "{prefill:?}");
-    fleet.assert_no_decode_refused().await;
+    fixture.assert_good_hand_offs().await;
 }
 
 pub async fn a_request_with_trailers_is_routed(proxy: Proxy) {
-    let (fleet, mut gateway) = start(proxy).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
     let mut request = raw::head(&format!("POST {CHAT} HTTP/1.1"), &CHUNKED);
     request.extend(raw::chunk(chat_body("hello").to_string().as_bytes()));
     request.extend(b"0\r\nx-checksum: abc\r\n\r\n");
-    Raw::exchange(gateway.listen, request).await.expect(200);
-    assert_handed_off(&fleet, 1).await;
-    gateway.assert_serves().await;
-    gateway.assert_comes_to_rest().await;
+    Raw::exchange(fixture.gateway.listen, request)
+        .await
+        .expect(200);
+    assert_handed_off(&fixture, 1).await;
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn a_body_in_chunks_of_one_byte_is_routed(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy).await;
-    let mut client = Raw::connect(gateway.listen).await;
+    let fixture = Fixture::one_of_each(proxy).await;
+    let mut client = Raw::connect(fixture.gateway.listen).await;
     client
         .write(&raw::head(&format!("POST {CHAT} HTTP/1.1"), &CHUNKED))
         .await;
@@ -52,11 +49,12 @@ pub async fn a_body_in_chunks_of_one_byte_is_routed(proxy: Proxy) {
     }
     client.write(b"0\r\n\r\n").await;
     client.read_reply().await.expect(200);
-    assert_handed_off(&fleet, 1).await;
+    assert_handed_off(&fixture, 1).await;
+    fixture.release();
 }
 
 pub async fn an_http_1_0_client_is_answered(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let body = chat_body("hello").to_string();
     let length = body.len().to_string();
     let headers = [
@@ -65,17 +63,20 @@ pub async fn an_http_1_0_client_is_answered(proxy: Proxy) {
     ];
     let mut request = raw::head(&format!("POST {CHAT} HTTP/1.0"), &headers);
     request.extend(body.as_bytes());
-    let reply = Raw::exchange(gateway.listen, request).await.expect(200);
+    let reply = Raw::exchange(fixture.gateway.listen, request)
+        .await
+        .expect(200);
     assert!(
         reply.header("transfer-encoding").is_none(),
         "an HTTP/1.0 client knows no chunks: {reply:?}"
     );
     assert!(reply.json()["choices"].is_array());
-    assert_handed_off(&fleet, 1).await;
+    assert_handed_off(&fixture, 1).await;
+    fixture.release();
 }
 
 pub async fn a_client_that_expects_100_continue_is_answered(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let body = chat_body("hello").to_string();
     let length = body.len().to_string();
     let headers = [
@@ -83,7 +84,7 @@ pub async fn a_client_that_expects_100_continue_is_answered(proxy: Proxy) {
         ("content-length", length.as_str()),
         ("expect", "100-continue"),
     ];
-    let mut client = Raw::connect(gateway.listen).await;
+    let mut client = Raw::connect(fixture.gateway.listen).await;
     client
         .write(&raw::head(&format!("POST {CHAT} HTTP/1.1"), &headers))
         .await;
@@ -91,18 +92,19 @@ pub async fn a_client_that_expects_100_continue_is_answered(proxy: Proxy) {
     assert!(first.starts_with("HTTP/1.1 100"), "{first}");
     client.write(body.as_bytes()).await;
     client.read_reply().await.expect(200);
-    assert_handed_off(&fleet, 1).await;
+    assert_handed_off(&fixture, 1).await;
+    fixture.release();
 }
 
 pub async fn a_header_of_any_bytes_is_no_danger(proxy: Proxy) {
-    let (fleet, mut gateway) = start(proxy).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
     let ask = Ask::chat("hello")
         .header_bytes("x-t", b"\xff\xfe")
         .header_bytes("user-agent", b"caf\xe9");
-    gateway.send(ask).await.expect(200);
-    assert_handed_off(&fleet, 1).await;
+    fixture.send(ask).await.expect(200);
+    assert_handed_off(&fixture, 1).await;
     let ask = Ask::get("/v1/models").header_bytes("x-t", b"\xff\xfe");
-    gateway.send(ask).await.expect(200);
+    fixture.send(ask).await.expect(200);
     // In headers that a filter reads, such bytes may be refused, but nothing worse.
     for name in [
         "authorization",
@@ -110,17 +112,18 @@ pub async fn a_header_of_any_bytes_is_no_danger(proxy: Proxy) {
         "x-gateway-destination-endpoint",
         "x-request-id",
     ] {
-        let reply = gateway
+        let reply = fixture
             .send(Ask::chat("hello").header_bytes(name, b"\xff\xfe"))
             .await;
         assert!((200..500).contains(&reply.status), "{name}: {reply:?}");
     }
-    gateway.assert_serves().await;
+    fixture.gateway.assert_serves().await;
+    fixture.release();
 }
 
 pub async fn many_requests_use_one_connection(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy).await;
-    let opened = Connection::open(gateway.listen).await;
+    let fixture = Fixture::one_of_each(proxy).await;
+    let opened = Connection::open(fixture.gateway.listen).await;
     let mut connection = opened.unwrap_or_else(|failure| panic!("no connection: {failure}"));
     for number in 0..30 {
         let (ask, status) = match number % 5 {
@@ -134,30 +137,32 @@ pub async fn many_requests_use_one_connection(proxy: Proxy) {
         let reply = reply.unwrap_or_else(|failure| panic!("request {number}: {failure}"));
         reply.expect(status);
     }
-    assert_handed_off(&fleet, 12).await;
-    gateway.assert_comes_to_rest().await;
+    assert_handed_off(&fixture, 12).await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn requests_written_one_after_the_other_are_answered_in_order(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let mut all = Vec::new();
     for tokens in 1..=5 {
         let mut body = chat_body("hello");
         body["max_tokens"] = tokens.into();
         all.extend(raw::post(CHAT, &[], body.to_string().as_bytes()));
     }
-    let mut client = Raw::connect(gateway.listen).await;
+    let mut client = Raw::connect(fixture.gateway.listen).await;
     client.write(&all).await;
     for tokens in 1..=5 {
         let answer = client.read_reply().await.expect(200).json();
         assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
     }
-    assert_handed_off(&fleet, 5).await;
+    assert_handed_off(&fixture, 5).await;
+    fixture.release();
 }
 
 pub async fn http_2_without_asking_first_is_answered(proxy: Proxy) {
-    let (fleet, gateway) = start(proxy).await;
-    let opened = Connection::open_http2(gateway.listen).await;
+    let fixture = Fixture::one_of_each(proxy).await;
+    let opened = Connection::open_http2(fixture.gateway.listen).await;
     let connection = opened.unwrap_or_else(|failure| panic!("no connection: {failure}"));
     let replies = join_all((0..10).map(|number| {
         let shared = connection.share();
@@ -178,20 +183,22 @@ pub async fn http_2_without_asking_first_is_answered(proxy: Proxy) {
             assert!(!reply.events().is_empty());
         }
     }
-    assert_handed_off(&fleet, 10).await;
-    gateway.assert_comes_to_rest().await;
+    assert_handed_off(&fixture, 10).await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn a_get_of_an_unknown_path_is_answered(proxy: Proxy) {
-    let (_fleet, mut gateway) = start(proxy).await;
-    let reply = gateway.send(Ask::get("/nobody/knows?this=path")).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
+    let reply = fixture.send(Ask::get("/nobody/knows?this=path")).await;
     reply.expect_code(404, "unknown_path");
-    gateway.assert_serves().await;
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_serves().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 pub async fn strange_bodies_are_answered(proxy: Proxy) {
-    let (fleet, mut gateway) = start(proxy).await;
+    let mut fixture = Fixture::one_of_each(proxy).await;
     let member = |name: &str, text: &str| {
         format!(
             r#"{{"model":"sim","messages":[{{"role":"user","content":"hi"}}],"max_tokens":2,"{name}":{text}}}"#
@@ -269,11 +276,12 @@ pub async fn strange_bodies_are_answered(proxy: Proxy) {
         ),
     ];
     for (what, body) in bodies {
-        let reply = gateway.try_send(Ask::post(CHAT, body)).await;
+        let reply = fixture.gateway.try_send(Ask::post(CHAT, body)).await;
         let reply = reply.unwrap_or_else(|failure| panic!("{what}: {failure}"));
         assert!((200..500).contains(&reply.status), "{what}: {reply:?}");
-        gateway.assert_serves().await;
+        fixture.gateway.assert_serves().await;
     }
-    fleet.assert_no_decode_refused().await;
-    gateway.assert_comes_to_rest().await;
+    fixture.assert_good_hand_offs().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
