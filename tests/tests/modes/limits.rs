@@ -3,8 +3,8 @@
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Reply};
-use pd_router_e2e::engine_set::EngineSet;
 use pd_router_e2e::engines::{Fleet, Role};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
@@ -72,23 +72,25 @@ pub async fn too_many_tokens_before_prefill_are_refused_at_once(proxy: Proxy) {
 
 pub async fn a_decode_that_left_during_prefill_is_replaced(proxy: Proxy) {
     // An engine computes one prompt after the other, so each request has an engine.
-    let mut engines = EngineSet::with_slots(2, 2, &SLOW_PREFILL).await;
-    engines.start_and_list(Role::Prefill).await;
-    engines.start_and_list(Role::Decode).await;
-    let gateway = engines.gateway(proxy, json!({})).await;
-    // No request comes before, so that both requests are in one round.
-    gateway.is_ready().await;
-    let handles = shared(&gateway, 2).await;
+    let spec = FixtureSpec::nixl(proxy, (2, 2)).only_options(&SLOW_PREFILL);
+    let mut fixture = Fixture::acquire(spec).await;
+    let handles = shared(&fixture.gateway, 2).await;
     // Round robin: one of the two is assigned to the leaving decode worker.
     let running = handles
         .into_iter()
         .map(|mut handle| tokio::spawn(async move { handle.send(long_prompt()).await }));
     let running: Vec<_> = running.collect();
-    until_prefill_runs(2, async || engines.total(Role::Prefill).await.requests).await;
+    until_prefill_runs(2, async || {
+        fixture.engines.total(Role::Prefill).await.requests
+    })
+    .await;
 
-    engines.unlist_one(Role::Decode, 0);
+    fixture.engines.unlist_one(Role::Decode, 0);
     eventually("the gateway knows", GENEROUS, || async {
-        let page = gateway.try_send(Ask::get("/v1/models/sim/ready")).await;
+        let page = fixture
+            .gateway
+            .try_send(Ask::get("/v1/models/sim/ready"))
+            .await;
         let page = page.map_err(|failure| failure.to_string())?;
         let namespaces = page.json()["namespaces"].clone();
         let namespaces = namespaces.as_object().cloned().unwrap_or_default();
@@ -104,13 +106,14 @@ pub async fn a_decode_that_left_during_prefill_is_replaced(proxy: Proxy) {
     let still = running.iter().all(|request| !request.is_finished());
     assert!(still, "it left during prefill");
 
-    let stays = engines.decode[1].name();
+    let stays = fixture.engines.decode[1].name();
     for reply in join_all(running).await {
         let reply = reply.unwrap_or_else(|error| panic!("{error}"));
         let reply = reply.unwrap_or_else(|failure| panic!("no answer: {failure}"));
         assert_eq!(reply.expect(200).pair().decode, stays);
     }
-    assert_eq!(engines.decode[0].state().await.requests, 0);
-    assert_eq!(engines.total(Role::Decode).await.refused(), 0);
-    gateway.assert_comes_to_rest().await;
+    assert_eq!(fixture.engines.decode[0].state().await.requests, 0);
+    assert_eq!(fixture.engines.total(Role::Decode).await.refused(), 0);
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }

@@ -4,13 +4,11 @@ use std::collections::BTreeSet;
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::{FAST, Fleet, in_turns, static_config, with};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engines::{Role, in_turns};
+use pd_router_e2e::fixture::FixtureSpec;
 use serde_json::json;
 
-use crate::rig::{
-    DECODE_IDS, DECODE_NAMES, PREFILL_IDS, PREFILL_NAMES, Rig, answered, ask, chat_with, pair,
-};
+use crate::rig::{Rig, answered, ask, chat_with};
 
 /// Both spellings of the headers, prefill's first.
 const SPELLINGS: [[&str; 2]; 2] = [
@@ -30,31 +28,32 @@ fn pinned([prefill_header, decode_header]: [&str; 2], prefill: u64, decode: u64)
 pub async fn pins_in_headers_are_kept(proxy: Proxy) {
     let rig = Rig::trusting(proxy).await;
     for spelling in SPELLINGS {
-        for (p, prefill) in PREFILL_IDS.into_iter().enumerate() {
-            for (d, decode) in DECODE_IDS.into_iter().enumerate() {
+        for (p, prefill) in rig.prefill.iter().enumerate() {
+            for (d, decode) in rig.decode.iter().enumerate() {
                 for _ in 0..3 {
-                    let reply = rig.gateway.send(pinned(spelling, prefill, decode)).await;
+                    let reply = rig.send(pinned(spelling, prefill.id, decode.id)).await;
                     let chosen = reply.expect(200).pair();
-                    assert_eq!(chosen, pair(PREFILL_NAMES[p], DECODE_NAMES[d]));
+                    assert_eq!(chosen, rig.pair(p, d));
                 }
             }
         }
     }
-    rig.fleet.assert_no_decode_refused().await;
-    rig.gateway.assert_comes_to_rest().await;
+    rig.fixture.assert_good_hand_offs().await;
+    rig.ends().await;
 }
 
 pub async fn pins_in_the_body_are_kept(proxy: Proxy) {
     let rig = Rig::trusting(proxy).await;
-    for (p, prefill) in PREFILL_IDS.into_iter().enumerate() {
-        for (d, decode) in DECODE_IDS.into_iter().enumerate() {
-            let pins = json!({"prefill_worker_id": prefill, "decode_worker_id": decode});
-            let reply = rig.gateway.send(ask(&chat_with(pins))).await;
+    for (p, prefill) in rig.prefill.iter().enumerate() {
+        for (d, decode) in rig.decode.iter().enumerate() {
+            let pins = json!({"prefill_worker_id": prefill.id, "decode_worker_id": decode.id});
+            let reply = rig.send(ask(&chat_with(pins))).await;
             let chosen = reply.expect(200).pair();
-            assert_eq!(chosen, pair(PREFILL_NAMES[p], DECODE_NAMES[d]));
+            assert_eq!(chosen, rig.pair(p, d));
         }
     }
-    rig.fleet.assert_no_decode_refused().await;
+    rig.fixture.assert_good_hand_offs().await;
+    rig.ends().await;
 }
 
 pub async fn one_pin_leaves_the_other_side_free(proxy: Proxy) {
@@ -63,31 +62,33 @@ pub async fn one_pin_leaves_the_other_side_free(proxy: Proxy) {
     let mut decodes = BTreeSet::new();
     let mut prefills = BTreeSet::new();
     for _ in 0..6 {
-        let body = chat_with(json!({"prefill_worker_id": PREFILL_IDS[0]}));
+        let body = chat_with(json!({"prefill_worker_id": rig.prefill[0].id}));
         let chosen = answered(&mut connection, ask(&body)).await.pair();
-        assert_eq!(chosen.prefill, PREFILL_NAMES[0]);
+        assert_eq!(chosen.prefill, rig.prefill[0].name);
         decodes.insert(chosen.decode);
-        let body = chat_with(json!({"decode_worker_id": DECODE_IDS[1]}));
+        let body = chat_with(json!({"decode_worker_id": rig.decode[1].id}));
         let chosen = answered(&mut connection, ask(&body)).await.pair();
-        assert_eq!(chosen.decode, DECODE_NAMES[1]);
+        assert_eq!(chosen.decode, rig.decode[1].name);
         prefills.insert(chosen.prefill);
     }
     assert_eq!((prefills.len(), decodes.len()), (2, 2));
+    rig.ends().await;
 }
 
 pub async fn headers_win_over_the_body(proxy: Proxy) {
     let rig = Rig::trusting(proxy).await;
     for spelling in SPELLINGS {
         let body = chat_with(json!({
-            "prefill_worker_id": PREFILL_IDS[0],
-            "decode_worker_id": DECODE_IDS[0],
+            "prefill_worker_id": rig.prefill[0].id,
+            "decode_worker_id": rig.decode[0].id,
         }));
         let ask = ask(&body)
-            .header(spelling[0], &PREFILL_IDS[1].to_string())
-            .header(spelling[1], &DECODE_IDS[1].to_string());
-        let chosen = rig.gateway.send(ask).await.expect(200).pair();
-        assert_eq!(chosen, pair(PREFILL_NAMES[1], DECODE_NAMES[1]));
+            .header(spelling[0], &rig.prefill[1].id.to_string())
+            .header(spelling[1], &rig.decode[1].id.to_string());
+        let chosen = rig.send(ask).await.expect(200).pair();
+        assert_eq!(chosen, rig.pair(1, 1));
     }
+    rig.ends().await;
 }
 
 pub async fn a_pin_does_not_move_the_next_request(proxy: Proxy) {
@@ -95,62 +96,59 @@ pub async fn a_pin_does_not_move_the_next_request(proxy: Proxy) {
     let mut connection = rig.connect().await;
     for _ in 0..8 {
         let first = answered(&mut connection, Ask::chat("hello")).await.pair();
-        let pinned = pinned(SPELLINGS[0], PREFILL_IDS[0], DECODE_IDS[0]);
+        let pinned = pinned(SPELLINGS[0], rig.prefill[0].id, rig.decode[0].id);
         answered(&mut connection, pinned).await;
         let second = answered(&mut connection, Ask::chat("hello")).await.pair();
         assert_ne!(first.prefill, second.prefill, "prefill's turns");
         assert_ne!(first.decode, second.decode, "decode's turns");
     }
+    rig.ends().await;
 }
 
 pub async fn an_unknown_id_is_refused_by_name(proxy: Proxy) {
     let rejecting = json!({"trust_clients": true, "on_stale_pin": "reject"});
     let rig = Rig::start(proxy, rejecting).await;
     for field in ["prefill_worker_id", "decode_worker_id"] {
-        let reply = rig
-            .gateway
-            .send(ask(&chat_with(json!({field: 424_242}))))
-            .await;
+        let reply = rig.send(ask(&chat_with(json!({field: 424_242})))).await;
         let message = reply.expect_code(503, "stale_worker_id");
         assert!(message.contains("424242"), "{message}");
     }
     for header in SPELLINGS.concat() {
-        let reply = rig
-            .gateway
-            .send(Ask::chat("hello").header(header, "424242"));
+        let reply = rig.send(Ask::chat("hello").header(header, "424242"));
         let message = reply.await.expect_code(503, "stale_worker_id");
         assert!(message.contains("424242"), "{message}");
     }
     rig.assert_no_engine_requests().await;
-    rig.gateway.assert_comes_to_rest().await;
+    rig.ends().await;
 }
 
 pub async fn a_worker_of_the_wrong_role_is_refused_by_name(proxy: Proxy) {
     let rig = Rig::trusting(proxy).await;
-    let swapped = pinned(SPELLINGS[1], DECODE_IDS[0], PREFILL_IDS[0]);
-    let reply = rig.gateway.send(swapped).await;
+    let swapped = pinned(SPELLINGS[1], rig.decode[0].id, rig.prefill[0].id);
+    let reply = rig.send(swapped).await;
     reply.expect_code(400, "invalid_worker_id");
     for (field, id) in [
-        ("prefill_worker_id", DECODE_IDS[0]),
-        ("decode_worker_id", PREFILL_IDS[0]),
+        ("prefill_worker_id", rig.decode[0].id),
+        ("decode_worker_id", rig.prefill[0].id),
     ] {
-        let reply = rig.gateway.send(ask(&chat_with(json!({field: id})))).await;
+        let reply = rig.send(ask(&chat_with(json!({field: id})))).await;
         let message = reply.expect_code(400, "invalid_worker_id");
         assert!(message.contains(&id.to_string()), "{message}");
     }
     rig.assert_no_engine_requests().await;
+    rig.ends().await;
 }
 
 pub async fn a_rank_out_of_range_is_refused_by_name(proxy: Proxy) {
     let rig = Rig::trusting(proxy).await;
-    let both = || pinned(SPELLINGS[0], PREFILL_IDS[0], DECODE_IDS[0]);
+    let both = || pinned(SPELLINGS[0], rig.prefill[0].id, rig.decode[0].id);
     for header in [
         "x-prefill-dp-rank",
         "x-dynamo-prefill-dp-rank",
         "x-dp-rank",
         "x-dynamo-dp-rank",
     ] {
-        let reply = rig.gateway.send(both().header(header, "7")).await;
+        let reply = rig.send(both().header(header, "7")).await;
         let message = reply.expect_code(400, "dp_rank_out_of_range");
         assert!(message.contains('7'), "{message}");
     }
@@ -158,27 +156,29 @@ pub async fn a_rank_out_of_range_is_refused_by_name(proxy: Proxy) {
     let good = both()
         .header("x-prefill-dp-rank", "0")
         .header("x-dp-rank", "0");
-    rig.gateway.send(good).await.expect(200);
+    rig.send(good).await.expect(200);
+    rig.ends().await;
 }
 
 pub async fn pins_of_untrusted_callers_are_ignored(proxy: Proxy) {
     let rig = Rig::start(proxy, in_turns()).await;
     let mut connection = rig.connect().await;
     for spelling in SPELLINGS {
-        let by_header = || pinned(spelling, PREFILL_IDS[0], DECODE_IDS[0]);
+        let by_header = || pinned(spelling, rig.prefill[0].id, rig.decode[0].id);
         let first = answered(&mut connection, by_header()).await.pair();
         let second = answered(&mut connection, by_header()).await.pair();
         assert_ne!(first.prefill, second.prefill, "prefill's turns");
         assert_ne!(first.decode, second.decode, "decode's turns");
     }
     let pins = json!({
-        "prefill_worker_id": PREFILL_IDS[0],
+        "prefill_worker_id": rig.prefill[0].id,
         "decode_worker_id": 424_242,
         "backend_instance_id": 424_242,
     });
     let first = answered(&mut connection, ask(&chat_with(pins.clone()))).await;
     let second = answered(&mut connection, ask(&chat_with(pins))).await;
     assert_ne!(first.pair().prefill, second.pair().prefill);
+    rig.ends().await;
 }
 
 pub async fn pins_of_untrusted_callers_never_reach_the_engines_headers(proxy: Proxy) {
@@ -188,57 +188,54 @@ pub async fn pins_of_untrusted_callers_never_reach_the_engines_headers(proxy: Pr
     for header in SPELLINGS.concat().into_iter().chain(ranks) {
         ask = ask.header(header, "7");
     }
-    rig.gateway.send(ask).await.expect(200);
-    for engine in rig.fleet.engines() {
+    rig.send(ask).await.expect(200);
+    for engine in rig.fixture.living() {
         for got in engine.requests().await {
             for header in SPELLINGS.concat().into_iter().chain(ranks) {
                 assert!(!got.values(header).contains(&"7"), "{header}: {got:?}");
             }
         }
     }
+    rig.ends().await;
 }
 
 pub async fn direct_selection_without_a_pin_names_the_header(proxy: Proxy) {
-    for (role, header, id) in [
-        ("prefill", "prefill-instance-id", PREFILL_IDS[0]),
-        ("decode", "worker-instance-id", DECODE_IDS[0]),
+    for (role, header) in [
+        (Role::Prefill, "prefill-instance-id"),
+        (Role::Decode, "worker-instance-id"),
     ] {
-        let pool = json!({"trust_clients": true, "selection": {role: "direct"}});
+        let pool = json!({"trust_clients": true, "selection": {role.as_str(): "direct"}});
         let rig = Rig::start(proxy, pool).await;
-        let reply = rig.gateway.send(Ask::chat("hello")).await;
+        let reply = rig.send(Ask::chat("hello")).await;
         let message = reply.expect_code(400, "worker_id_required");
         assert!(message.contains(header), "{message}");
         rig.assert_no_engine_requests().await;
         let header = format!("x-{header}");
+        let id = rig.fixture.slots(role)[0].id();
         let pinned = Ask::chat("hello").header(&header, &id.to_string());
-        rig.gateway.send(pinned).await.expect(200);
-        rig.gateway.assert_comes_to_rest().await;
+        rig.send(pinned).await.expect(200);
+        rig.fixture.gateway.assert_comes_to_rest().await;
     }
 }
 
 pub async fn an_aggregated_worker_is_pinned_by_its_backend_id(proxy: Proxy) {
-    let fleet = Fleet::start_with_aggregated(0, 0, 2, FAST).await;
-    let ids = [u64::MAX - 1, 3];
-    let named = |at: usize| {
-        let fields = json!({"name": format!("a{at}"), "id": ids[at]});
-        with(fleet.aggregated[at].listed(), fields)
-    };
-    let config = static_config(vec![named(0), named(1)], json!({"trust_clients": true}));
-    let gateway = Gateway::start(proxy, &config, &[]).await;
-    for (at, id) in ids.into_iter().enumerate() {
+    let spec = FixtureSpec::nixl(proxy, (0, 0)).aggregated(2);
+    let rig = Rig::on(spec.pool(json!({"trust_clients": true}))).await;
+    for (at, worker) in rig.decode.iter().enumerate() {
+        let id = worker.id;
         let by_body = chat_with(json!({"backend_instance_id": id}));
         let by_header = Ask::chat("hello").header("x-dynamo-backend-instance-id", &id.to_string());
         for pinned in [ask(&by_body), by_header] {
             for _ in 0..4 {
-                let reply = gateway.send(pinned.clone()).await.expect(200);
-                let worker = format!("a{at}");
-                assert_eq!(reply.header("x-pd-router-decode"), Some(worker.as_str()));
+                let reply = rig.send(pinned.clone()).await.expect(200);
+                let name = worker.name.as_str();
+                assert_eq!(reply.header("x-pd-router-decode"), Some(name));
             }
         }
-        assert_eq!(fleet.aggregated[at].state().await.answered, 8);
+        assert_eq!(rig.fixture.decode(at).state().await.answered, 8);
     }
     // A pin on an absent worker is ignored.
     let gone = chat_with(json!({"backend_instance_id": 424_242}));
-    gateway.send(ask(&gone)).await.expect(200);
-    gateway.assert_comes_to_rest().await;
+    rig.send(ask(&gone)).await.expect(200);
+    rig.ends().await;
 }

@@ -2,22 +2,24 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Pair, Reply, chat_body};
-use pd_router_e2e::engines::{Engine, FAST, Fleet, in_turns, static_config, with};
-use pd_router_e2e::gateway::Gateway;
+use pd_router_e2e::engine_set::EngineSlot;
+use pd_router_e2e::engines::{in_turns, with};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use serde_json::{Value, json};
 
 pub const CHAT: &str = "/v1/chat/completions";
 
-/// Ids that neither a signed number nor a float holds, and a small one.
-pub const PREFILL_IDS: [u64; 2] = [u64::MAX, 9_007_199_254_740_993];
-pub const DECODE_IDS: [u64; 2] = [10_786_370_784_182_999_275, 7];
-
-pub const PREFILL_NAMES: [&str; 2] = ["p0", "p1"];
-pub const DECODE_NAMES: [&str; 2] = ["d0", "d1"];
+/// A worker of the test.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    pub id: u64,
+    pub name: String,
+}
 
 pub struct Rig {
-    pub fleet: Fleet,
-    pub gateway: Gateway,
+    pub fixture: Fixture,
+    pub prefill: Vec<Worker>,
+    pub decode: Vec<Worker>,
 }
 
 impl Rig {
@@ -33,15 +35,42 @@ impl Rig {
 
     /// A gateway with these further fields of the pool.
     pub async fn start(proxy: Proxy, pool: Value) -> Rig {
-        let fleet = Fleet::start(2, 2, FAST).await;
-        let config = static_config(workers(&fleet), pool);
-        let gateway = Gateway::start(proxy, &config, &[]).await;
-        Rig { fleet, gateway }
+        Rig::on(FixtureSpec::nixl(proxy, (2, 2)).pool(pool)).await
+    }
+
+    /// The gateway and the workers of this specification.
+    pub async fn on(spec: FixtureSpec) -> Rig {
+        let fixture = Fixture::acquire(spec).await;
+        let workers = |slots: &[EngineSlot]| {
+            let worker = |slot: &EngineSlot| Worker {
+                id: slot.id(),
+                name: slot.name(),
+            };
+            slots.iter().map(worker).collect()
+        };
+        Rig {
+            prefill: workers(&fixture.engines.prefill),
+            decode: workers(&fixture.engines.decode),
+            fixture,
+        }
+    }
+
+    /// The names of these two workers.
+    pub fn pair(&self, prefill: usize, decode: usize) -> Pair {
+        Pair {
+            prefill: self.prefill[prefill].name.clone(),
+            decode: self.decode[decode].name.clone(),
+        }
+    }
+
+    /// Sends one request over its own connection; fails without an answer.
+    pub async fn send(&self, ask: Ask) -> Reply {
+        self.fixture.send(ask).await
     }
 
     /// Fails if any engine got a request.
     pub async fn assert_no_engine_requests(&self) {
-        for engine in self.fleet.engines() {
+        for engine in self.fixture.living() {
             let state = engine.state().await;
             assert_eq!(state.requests, 0, "{}: {state:?}", engine.role.as_str());
         }
@@ -49,24 +78,15 @@ impl Rig {
 
     /// A connection, whose requests all meet one thread.
     pub async fn connect(&self) -> Connection {
-        let opened = Connection::open(self.gateway.listen).await;
+        let opened = Connection::open(self.fixture.gateway.listen).await;
         opened.unwrap_or_else(|failure| panic!("no connection: {failure}"))
     }
-}
 
-/// The fleet's workers with names and ids.
-pub fn workers(fleet: &Fleet) -> Vec<Value> {
-    let named = |engines: &[Engine], names: [&str; 2], ids: [u64; 2]| -> Vec<Value> {
-        let one = |(at, engine): (usize, &Engine)| {
-            with(engine.listed(), json!({"name": names[at], "id": ids[at]}))
-        };
-        engines.iter().enumerate().map(one).collect()
-    };
-    [
-        named(&fleet.prefill, PREFILL_NAMES, PREFILL_IDS),
-        named(&fleet.decode, DECODE_NAMES, DECODE_IDS),
-    ]
-    .concat()
+    /// Releases the gateway to the next test, once no booking is open.
+    pub async fn ends(self) {
+        self.fixture.gateway.assert_comes_to_rest().await;
+        self.fixture.release();
+    }
 }
 
 /// A chat request with this `nvext`.
@@ -82,13 +102,6 @@ pub fn query(body: Value) -> Value {
     let mut body = body;
     body["nvext"]["annotations"] = json!(["query_instance_id:"]);
     body
-}
-
-pub fn pair(prefill: &str, decode: &str) -> Pair {
-    Pair {
-        prefill: prefill.to_owned(),
-        decode: decode.to_owned(),
-    }
 }
 
 /// Sends over this connection; fails without an answer of 200.
