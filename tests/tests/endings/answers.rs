@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
 use pd_router_e2e::engines::{Role, static_config};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::{Gateway, GatewayParts};
 use pd_router_e2e::paths;
 use pd_router_e2e::process::unique_name;
+use pd_router_e2e::protocols::Protocol;
 use pd_router_e2e::raw::{self, Raw};
 use pd_router_e2e::scripted::{Answer, HttpVersion, ScriptedWorker};
 use pd_router_e2e::trailer_worker::TrailerWorker;
@@ -26,10 +28,15 @@ const TRAILERS: &str = "http_protocol_options: { enable_trailers: true }";
 /// Pieces of an answer, sent one after the other: together they take longer than all of decode's answer.
 const LATE: usize = 40;
 
-/// A prefill worker that fails after decode has ended.
-async fn fails_late() -> ScriptedWorker {
-    let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
-    ScriptedWorker::start(move |_| late.clone()).await
+/// Prefill's answer that fails after decode has ended.
+fn fails_late() -> Answer {
+    Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500)
+}
+
+/// A fixture without workers, for scripted ones whose legs run at once.
+async fn for_side_by_side(proxy: Proxy) -> Fixture {
+    let spec = FixtureSpec::of(proxy, Protocol::Sglang).workers((0, 0));
+    Fixture::acquire(spec.pool(json!({"bootstrap": {"port": 1}}))).await
 }
 
 /// A pool of a prefill and a decode worker whose legs run at once.
@@ -85,8 +92,7 @@ pub async fn found_b11_an_answer_over_http_2_that_ends_with_trailers_is_judged(p
     let reply = gateway.send(Ask::chat_stream("hello")).await;
     reply.expect_code(502, "empty_answer");
 
-    let late = Answer::json_in_pieces(vec![" ".to_owned(); LATE]).status(500);
-    let prefill = speaks(late).await;
+    let prefill = speaks(fails_late()).await;
     let good = Answer::stream([format!("{TOKEN}\n\n"), format!("{DONE}\n\n")]);
     let good = speaks(good.trailer("x-end", "1")).await;
     let config = side_by_side(&prefill, good.listed(Role::Decode));
@@ -105,7 +111,7 @@ pub async fn found_b11_an_answer_that_ends_with_trailers_is_judged(proxy: Proxy)
     let reply = gateway.send(Ask::chat_stream("hello")).await;
     reply.expect_code(502, "empty_answer");
 
-    let prefill = fails_late().await;
+    let prefill = ScriptedWorker::start(move |_| fails_late()).await;
     let good = TrailerWorker::start(&format!("{TOKEN}\n\n{DONE}\n\n")).await;
     let config = side_by_side(&prefill, good.listed(Role::Decode));
     let gateway = Gateway::build(proxy, &speaking(TRAILERS), &config, &[]).await;
@@ -130,11 +136,12 @@ pub async fn found_b12_no_part_of_a_good_end_passes_before_prefill_is_good(proxy
             pieces(&[&whole]).header("content-encoding", "gzip"),
         ),
     ] {
-        let prefill = fails_late().await;
-        let decode = ScriptedWorker::start(move |_| answer.clone()).await;
-        let config = side_by_side(&prefill, decode.listed(Role::Decode));
-        let gateway = Gateway::start(proxy, &config, &[]).await;
-        assert_no_good_end(&gateway, case).await;
+        let mut fixture = for_side_by_side(proxy).await;
+        fixture.play(Role::Prefill, move |_| fails_late()).await;
+        fixture.play(Role::Decode, move |_| answer.clone()).await;
+        fixture.list_scripted().await;
+        assert_no_good_end(&fixture.gateway, case).await;
+        fixture.release();
     }
 }
 
@@ -145,29 +152,28 @@ pub async fn found_b12_a_recovered_answer_waits_for_its_own_prefill(proxy: Proxy
     let bad = Answer::json_in_pieces(pieces).status(500);
     for (second, is_good) in [(good, true), (bad, false)] {
         let calls = Arc::new(AtomicUsize::new(0));
-        let prefill = || {
+        let mut fixture = for_side_by_side(proxy).await;
+        for _ in 0..2 {
             let (calls, second) = (Arc::clone(&calls), second.clone());
-            ScriptedWorker::start(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+            let script = move |_: &_| match calls.fetch_add(1, Ordering::Relaxed) {
                 0 => Answer::json("{}").status(500),
                 _ => second.clone(),
-            })
-        };
-        let prefills = [prefill().await, prefill().await];
+            };
+            fixture.play(Role::Prefill, script).await;
+        }
         let answer = Answer::stream([format!("{TOKEN}\n\n{DONE}\n\n")]);
-        let decode = ScriptedWorker::start(move |_| answer.clone()).await;
-        let [one, other] = &prefills;
-        let workers = [one, other].map(|worker| worker.listed(Role::Prefill));
-        let workers = [workers.as_slice(), &[decode.listed(Role::Decode)]].concat();
-        let pool = json!({"protocol": "sglang", "bootstrap": {"port": 1}});
-        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
+        fixture.play(Role::Decode, move |_| answer.clone()).await;
+        fixture.list_scripted().await;
         match is_good {
             true => {
-                let reply = gateway.send(Ask::chat_stream("hello")).await.expect(200);
+                let reply = fixture.send(Ask::chat_stream("hello")).await;
+                let reply = reply.expect(200);
                 assert!(reply.text().contains("[DONE]"), "{reply:?}");
             }
-            false => assert_no_good_end(&gateway, "by a recovery").await,
+            false => assert_no_good_end(&fixture.gateway, "by a recovery").await,
         }
-        gateway.assert_comes_to_rest().await;
+        fixture.gateway.assert_comes_to_rest().await;
+        fixture.release();
         assert!(
             calls.load(Ordering::Relaxed) > 1,
             "both prefills were asked"
@@ -183,21 +189,21 @@ pub async fn found_w2_another_worker_answers_where_one_says_nothing(proxy: Proxy
         json!({"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "abort"}],
             "usage": {"completion_tokens": 0}}),
     ] {
-        let answer = empty.to_string();
-        let mute = ScriptedWorker::start(move |_| Answer::json(answer.clone())).await;
-        let answer = good.to_string();
-        let other = ScriptedWorker::start(move |_| Answer::json(answer.clone())).await;
-        let workers = vec![
-            mute.listed(Role::Aggregated),
-            other.listed(Role::Aggregated),
-        ];
-        let pool = json!({"protocol": "aggregated", "selection": {"decode": "round_robin"}});
-        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
+        let spec = FixtureSpec::of(proxy, Protocol::Aggregated).workers((0, 0));
+        let turns = json!({"selection": {"decode": "round_robin"}});
+        let mut fixture = Fixture::acquire(spec.pool(turns)).await;
+        for answer in [&empty, &good] {
+            let answer = answer.to_string();
+            let script = move |_: &_| Answer::json(answer.clone());
+            fixture.play(Role::Aggregated, script).await;
+        }
+        fixture.list_scripted().await;
         for _ in 0..4 {
-            let reply = gateway.send(Ask::chat("hello")).await.expect(200);
+            let reply = fixture.send(Ask::chat("hello")).await.expect(200);
             assert_eq!(reply.json(), good);
         }
-        assert!(!mute.requests().is_empty(), "{empty}");
-        gateway.assert_comes_to_rest().await;
+        assert!(!fixture.scripted[0].requests().is_empty(), "{empty}");
+        fixture.gateway.assert_comes_to_rest().await;
+        fixture.release();
     }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body, send};
-use pd_router_e2e::engines::{Engine, FAST, Fleet, Role, with};
+use pd_router_e2e::engines::{Engine, Fleet, Role, with};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use serde_json::{Value, json};
 
@@ -52,9 +53,9 @@ pub async fn a_prefills_deadline_grows_with_what_it_must_compute(proxy: Proxy) {
 /// llm-d #633: a default time-out on the decode proxy.
 pub async fn a_long_decode_is_never_cut_off(proxy: Proxy) {
     // Above the fifteen seconds of Envoy's default time-out.
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    fleet.decode[0]
+    let fixture = Fixture::one_of_each(proxy).await;
+    fixture
+        .decode(0)
         .fault(&json!({"kind": "slow_drip", "ms": 400}))
         .await;
     let body = |stream: bool| {
@@ -65,7 +66,7 @@ pub async fn a_long_decode_is_never_cut_off(proxy: Proxy) {
     };
     let begun = Instant::now();
     let asks = [false, true].map(|stream| Ask::post(CHAT, body(stream).to_string()));
-    for reply in join_all(asks.map(|ask| gateway.send(ask))).await {
+    for reply in join_all(asks.map(|ask| fixture.send(ask))).await {
         reply.expect_tokens(45);
     }
     let took = begun.elapsed();
@@ -73,24 +74,26 @@ pub async fn a_long_decode_is_never_cut_off(proxy: Proxy) {
         took > Duration::from_secs(16),
         "that was not long: {took:?}"
     );
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 /// gateway-api-inference-extension #2928: more than a second until the first token of 220 KB.
 pub async fn a_prompt_of_220_kilobytes_costs_little(proxy: Proxy) {
     let quick = ["--speedup", "10000"];
-    let fleet = Fleet::start(1, 1, &quick).await;
+    let spec = FixtureSpec::nixl(proxy, (1, 1)).only_options(&quick);
+    let fixture = Fixture::acquire(spec).await;
     let alone = Engine::start(Role::Aggregated, &quick).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    gateway.send(Ask::chat("hello")).await.expect(200);
+    fixture.send(Ask::chat("hello")).await.expect(200);
     let body: Value = chat_body(&"tell ".repeat(44_000));
     let ask = Ask::post(CHAT, body.to_string());
     let begun = Instant::now();
     send(alone.address, ask.clone()).await.expect_tokens(4);
     let straight = begun.elapsed();
     let begun = Instant::now();
-    gateway.send(ask).await.expect_tokens(4);
+    fixture.send(ask).await.expect_tokens(4);
     let routed = begun.elapsed();
     let most = 2 * straight + Duration::from_secs(1);
     assert!(routed < most, "{routed:?}, and straight {straight:?}");
+    fixture.release();
 }

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, send};
-use pd_router_e2e::engines::{Engine, FAST, Fleet, in_turns, with};
+use pd_router_e2e::engines::{Engine, FAST, Fleet, Role, in_turns, with};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use serde_json::json;
@@ -106,22 +107,23 @@ async fn until_it_has_answered(engine: &Engine, prompts: u64) {
 
 /// Kills one of two prefill engines under 40 clients; returns how many answers were lost.
 async fn lost_with_a_prefill(proxy: Proxy, decodes: usize) -> usize {
-    let mut fleet = Fleet::start(2, decodes, &["--speedup", "10"]).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    let mut dying = fleet.prefill.remove(0);
-    let clients = (0..CLIENTS).map(|number| ask_meanwhile(gateway.listen, number));
+    let spec = FixtureSpec::nixl(proxy, (2, decodes)).only_options(&["--speedup", "10"]);
+    let mut fixture = Fixture::acquire(spec).await;
+    let listen = fixture.gateway.listen;
+    let clients = (0..CLIENTS).map(|number| ask_meanwhile(listen, number));
     let (lost, ()) = tokio::join!(join_all(clients), async {
-        until_it_has_answered(&dying, BEFORE).await;
-        dying.kill();
+        until_it_has_answered(fixture.prefill(0), BEFORE).await;
+        fixture.engines.prefill[0].kill().await;
     });
-    let by_the_other = fleet.prefill[0].state().await.answered;
+    let by_the_other = fixture.prefill(1).state().await.answered;
     assert!(
         by_the_other > MORE_THAN_ITS_HALF,
         "{by_the_other}: the engine died when all was over"
     );
     // Later requests lose nothing.
-    assert_eq!(ask_meanwhile(gateway.listen, 0).await, 0);
-    gateway.assert_comes_to_rest().await;
+    assert_eq!(ask_meanwhile(listen, 0).await, 0);
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
     lost.iter().sum()
 }
 
@@ -135,23 +137,18 @@ pub async fn killing_one_of_two_prefills_under_load_costs_no_answer(proxy: Proxy
 /// gateway-api-inference-extension #1436, TensorRT-LLM #12893: an error that is not JSON, parsed or hidden.
 pub async fn an_engine_error_that_is_text_passes_as_it_is(proxy: Proxy) {
     let page = "no healthy upstream\n\t<html>\u{e9}</html>";
-    for at_prefill in [true, false] {
-        let fleet = Fleet::start(1, 1, FAST).await;
-        let gateway = Gateway::over(proxy, &fleet).await;
+    for role in [Role::Prefill, Role::Decode] {
+        let fixture = Fixture::one_of_each(proxy).await;
         let fault = json!({
             "kind": "status", "status": 418, "headers": {"content-type": "text/plain"}, "body": page,
         });
-        let engine = if at_prefill {
-            &fleet.prefill
-        } else {
-            &fleet.decode
-        };
-        engine[0].fault(&fault).await;
+        fixture.inject_one(role, &fault).await;
         for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
-            let reply = gateway.send(ask).await.expect(418);
+            let reply = fixture.send(ask).await.expect(418);
             assert_eq!(reply.text(), page);
             assert_eq!(reply.header("content-type"), Some("text/plain"));
         }
-        gateway.assert_comes_to_rest().await;
+        fixture.gateway.assert_comes_to_rest().await;
+        fixture.release();
     }
 }

@@ -2,7 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Connection, Reply};
-use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::fixture::Fixture;
 use pd_router_e2e::gateway::Gateway;
 use serde_json::json;
 
@@ -33,10 +33,9 @@ fn assert_fit(reply: &Reply, http2: bool) {
 }
 
 pub async fn answers_are_whole_over_http_1_and_2(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     for http2 in [false, true] {
-        let mut connection = connection(&gateway, http2).await;
+        let mut connection = connection(&fixture.gateway, http2).await;
         for _ in 0..3 {
             for ask in [Ask::chat_stream("hello"), Ask::chat("hello")] {
                 let reply = sent(&mut connection, ask).await.expect_tokens(4);
@@ -44,13 +43,13 @@ pub async fn answers_are_whole_over_http_1_and_2(proxy: Proxy) {
             }
         }
     }
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }
 
 /// The filter's own answer, with a worker's answer to its call in it.
 pub async fn what_a_worker_says_of_its_connection_goes_no_further(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
+    let fixture = Fixture::one_of_each(proxy).await;
     let fault = json!({
         "kind": "status", "status": 418, "body": "no",
         "headers": {
@@ -58,14 +57,15 @@ pub async fn what_a_worker_says_of_its_connection_goes_no_further(proxy: Proxy) 
             "proxy-connection": "keep-alive",
         },
     });
-    fleet.prefill[0].fault(&fault).await;
+    fixture.prefill(0).fault(&fault).await;
     for http2 in [false, true] {
-        let mut connection = connection(&gateway, http2).await;
+        let mut connection = connection(&fixture.gateway, http2).await;
         for ask in [Ask::chat("hello"), Ask::chat_stream("hello")] {
             let reply = sent(&mut connection, ask).await.expect(418);
             assert_eq!(reply.text(), "no");
             assert_fit(&reply, http2);
         }
     }
-    gateway.assert_comes_to_rest().await;
+    fixture.gateway.assert_comes_to_rest().await;
+    fixture.release();
 }

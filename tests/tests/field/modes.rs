@@ -2,6 +2,7 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::engines::{FAST, Fleet};
+use pd_router_e2e::fixture::Fixture;
 use pd_router_e2e::gateway::Gateway;
 use serde_json::json;
 
@@ -27,8 +28,8 @@ pub async fn a_protocol_of_no_name_is_refused_with_the_names_there_are(proxy: Pr
 }
 
 pub async fn the_status_page_tells_the_protocol(proxy: Proxy) {
-    let fleet = Fleet::start(1, 1, FAST).await;
-    let gateway = Gateway::over(proxy, &fleet).await;
-    let page = gateway.status().await;
+    let fixture = Fixture::one_of_each(proxy).await;
+    let page = fixture.gateway.status().await;
     assert!(page.to_string().contains(r#""protocol":"nixl""#), "{page}");
+    fixture.release();
 }
