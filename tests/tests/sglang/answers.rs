@@ -2,7 +2,8 @@
 
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, chat_body};
-use pd_router_e2e::engines::{Engine, Role, static_config};
+use pd_router_e2e::engine_set::EngineSet;
+use pd_router_e2e::engines::{Engine, FAST, Role, static_config};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::wait::{GENEROUS, eventually};
 use pd_router_e2e::worker_document::own_loopback;
@@ -12,7 +13,7 @@ use std::net::SocketAddr;
 use crate::rig::{CHAT, Ports, QUICK, Rig, pool};
 
 /// Sends one request of each kind; fails unless both legs ran.
-async fn assert_answers(rig: &Rig) {
+async fn assert_answers(gateway: &Gateway, engines: &EngineSet) {
     let completion = json!({"model": "sim", "prompt": "Once upon a time", "max_tokens": 4});
     let mut streamed = completion.clone();
     streamed["stream"] = json!(true);
@@ -24,7 +25,7 @@ async fn assert_answers(rig: &Rig) {
     ];
     let times = 2 * all.len() as u64;
     for ask in all.iter().chain(&all) {
-        let reply = rig.gateway.send(ask.clone()).await.expect(200);
+        let reply = gateway.send(ask.clone()).await.expect(200);
         match reply.header("content-type") {
             Some("application/json") => {
                 let answer = reply.json();
@@ -34,10 +35,13 @@ async fn assert_answers(rig: &Rig) {
         }
         assert!(!reply.text().contains("bootstrap"), "{}", reply.text());
     }
-    rig.assert_comes_to_rest().await;
-    rig.assert_none_refused().await;
-    let prefill = rig.fleet.prefill_total().await;
-    let decode = rig.fleet.decode_total().await;
+    engines.is_idle(Role::Prefill).await;
+    engines.is_idle(Role::Decode).await;
+    gateway.assert_comes_to_rest().await;
+    let prefill = engines.total(Role::Prefill).await;
+    let decode = engines.total(Role::Decode).await;
+    assert_eq!(prefill.refused(), 0, "{prefill:?}");
+    assert_eq!(decode.refused(), 0, "{decode:?}");
     assert_eq!(prefill.requests, times, "{prefill:?}");
     assert_eq!(decode.requests, times, "{decode:?}");
     assert_eq!(decode.answered, times, "{decode:?}");
@@ -45,13 +49,18 @@ async fn assert_answers(rig: &Rig) {
 }
 
 pub async fn chats_and_completions_are_answered_by_both_legs(proxy: Proxy) {
-    let rig = Rig::start(proxy, QUICK, (2, 2)).await;
-    assert_answers(&rig).await;
+    let rig = Rig::start(proxy, FAST, (2, 2)).await;
+    assert_answers(&rig.fixture.gateway, &rig.fixture.engines).await;
+    rig.ends().await;
 }
 
 pub async fn a_prefill_worker_is_asked_for_its_bootstrap_port(proxy: Proxy) {
-    let rig = Rig::start_with(proxy, QUICK, (2, 2), Ports::Fetched, json!({})).await;
-    assert_answers(&rig).await;
+    let mut engines = EngineSet::with_slots(2, 2, QUICK).await;
+    engines.start_and_list(Role::Prefill).await;
+    engines.start_and_list(Role::Decode).await;
+    let gateway = engines.gateway(proxy, pool(Ports::Fetched)).await;
+    gateway.is_ready().await;
+    assert_answers(&gateway, &engines).await;
 }
 
 pub async fn a_prefill_worker_that_does_not_tell_is_pending_until_it_does(proxy: Proxy) {
@@ -83,20 +92,13 @@ pub async fn a_prefill_worker_that_does_not_tell_is_pending_until_it_does(proxy:
 
 pub async fn decode_ends_only_after_prefill_is_known_to_be_good(proxy: Proxy) {
     // Prefill takes half a second, and decode ends as soon as it has the blocks.
-    let options = [
-        "--dialect",
-        "sglang",
-        "--prefill-rate",
-        "800",
-        "--token-ms",
-        "1",
-    ];
+    let options = ["--prefill-rate", "800", "--token-ms", "1"];
     let rig = Rig::start(proxy, &options, (1, 1)).await;
     let prompt = "tell ".repeat(320);
     for streamed in [false, true] {
         let mut body = chat_body(&prompt);
         body["stream"] = json!(streamed);
-        let reply = rig.gateway.send(Ask::post(CHAT, body.to_string())).await;
+        let reply = rig.fixture.send(Ask::post(CHAT, body.to_string())).await;
         let reply = reply.expect(200);
         match streamed {
             true => assert!(reply.events().len() >= 4, "{}", reply.text()),
@@ -104,7 +106,7 @@ pub async fn decode_ends_only_after_prefill_is_known_to_be_good(proxy: Proxy) {
         }
         // The last chunk comes after prefill's answer.
         eventually("prefill has answered", GENEROUS, || async {
-            let state = rig.fleet.prefill_total().await;
+            let state = rig.fixture.total(Role::Prefill).await;
             if state.running == 0 {
                 return Ok(());
             }
@@ -113,5 +115,5 @@ pub async fn decode_ends_only_after_prefill_is_known_to_be_good(proxy: Proxy) {
         .await;
     }
     rig.assert_none_refused().await;
-    rig.assert_comes_to_rest().await;
+    rig.ends().await;
 }

@@ -1,13 +1,13 @@
 //! SGLang engines, and the two sources of their bootstrap ports.
 
 use pd_router_e2e::Proxy;
-use pd_router_e2e::engines::{Engine, Fleet, static_config, with};
-use pd_router_e2e::gateway::Gateway;
-use pd_router_e2e::wait::{GENEROUS, eventually};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
+use pd_router_e2e::protocols::Protocol;
 use serde_json::{Value, json};
 
 pub const CHAT: &str = "/v1/chat/completions";
 
+/// Quick engines without a fixture.
 pub const QUICK: &[&str] = &["--dialect", "sglang", "--speedup", "50"];
 
 /// Source of the bootstrap ports.
@@ -20,60 +20,44 @@ pub enum Ports {
 }
 
 pub struct Rig {
-    pub fleet: Fleet,
-    pub gateway: Gateway,
+    pub fixture: Fixture,
 }
 
 impl Rig {
-    pub async fn start(proxy: Proxy, options: &[&str], counts: (usize, usize)) -> Rig {
-        Rig::start_with(proxy, options, counts, Ports::Listed, json!({})).await
+    /// This many workers of each role, whose engines have these options.
+    pub async fn start(proxy: Proxy, options: &[&'static str], counts: (usize, usize)) -> Rig {
+        Rig::on(spec(proxy).only_options(options).workers(counts)).await
     }
 
-    /// A gateway with further fields for each worker's entry.
-    pub async fn start_with(
-        proxy: Proxy,
-        options: &[&str],
-        (prefill, decode): (usize, usize),
-        ports: Ports,
-        entry: Value,
-    ) -> Rig {
-        let fleet = Fleet::start(prefill, decode, options).await;
-        let listed = |engine: &Engine| {
-            let line = with(engine.listed(), entry.clone());
-            match (ports, engine.bootstrap) {
-                (Ports::Listed, Some(bootstrap)) => {
-                    with(line, json!({"bootstrap_port": bootstrap.port()}))
-                }
-                _ => line,
-            }
-        };
-        let config = static_config(fleet.engines().map(listed).collect(), pool(ports));
-        let gateway = Gateway::start(proxy, &config, &[]).await;
-        gateway.is_ready().await;
-        Rig { fleet, gateway }
+    pub async fn on(spec: FixtureSpec) -> Rig {
+        Rig {
+            fixture: Fixture::acquire(spec).await,
+        }
     }
 
     /// Waits until no engine runs anything and the gateway has no booking.
     pub async fn assert_comes_to_rest(&self) {
-        eventually("no engine runs anything", GENEROUS, || async {
-            let prefill = self.fleet.prefill_total().await;
-            let decode = self.fleet.decode_total().await;
-            if prefill.running + decode.running == 0 {
-                return Ok(());
-            }
-            Err(format!("{prefill:?} {decode:?}"))
-        })
-        .await;
-        self.gateway.assert_comes_to_rest().await;
+        self.fixture.comes_to_rest().await;
+    }
+
+    /// Releases the gateway to the next test, once no booking is open.
+    pub async fn ends(self) {
+        self.assert_comes_to_rest().await;
+        self.fixture.release();
     }
 
     /// Fails if any engine refused a leg.
     pub async fn assert_none_refused(&self) {
-        for engine in self.fleet.engines() {
+        for engine in self.fixture.living() {
             let state = engine.state().await;
             assert_eq!(state.refused(), 0, "{}: {state:?}", engine.role.as_str());
         }
     }
+}
+
+/// Two quick workers of each role, listed with their bootstrap ports.
+pub fn spec(proxy: Proxy) -> FixtureSpec {
+    FixtureSpec::of(proxy, Protocol::Sglang).pool(pool(Ports::Listed))
 }
 
 pub fn pool(ports: Ports) -> Value {

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::Ask;
-use pd_router_e2e::engines::Engine;
+use pd_router_e2e::engine_set::EngineSlot;
+use pd_router_e2e::engines::{FAST, Role};
 use serde_json::{Value, json};
 
-use crate::rig::{Ports, QUICK, Rig};
+use crate::rig::{Rig, spec};
 
 /// Requests per batch: an engine remembers its last 64.
 const BATCH: usize = 50;
@@ -39,12 +40,12 @@ fn bootstrap_fields(body: &Value) -> BootstrapFields {
 
 /// The fields of each prompt's leg, by prompt.
 async fn bootstrap_fields_by_prompt(
-    engines: &[Engine],
+    slots: &[EngineSlot],
     prompts: &BTreeSet<String>,
 ) -> BTreeMap<String, BootstrapFields> {
     let mut all = BTreeMap::new();
-    for engine in engines {
-        for got in engine.requests().await {
+    for slot in slots.iter().filter(|slot| slot.is_running()) {
+        for got in slot.engine().requests().await {
             let body = got.json();
             let prompt = body["messages"][0]["content"].as_str().unwrap_or_default();
             if !prompts.contains(prompt) {
@@ -60,30 +61,26 @@ async fn bootstrap_fields_by_prompt(
 /// Sends this many requests in batches; returns the rooms, which both legs must share.
 async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> Ask) -> Vec<u64> {
     let mut rooms = Vec::new();
-    let ports: BTreeSet<u64> = rig
-        .fleet
-        .prefill
-        .iter()
-        .filter_map(|engine| engine.bootstrap)
-        .map(|address| u64::from(address.port()))
-        .collect();
+    let prefills = rig.fixture.slots(Role::Prefill).iter();
+    let servers = prefills.filter_map(|slot| slot.bootstrap);
+    let servers: Vec<String> = servers.map(|server| server.to_string()).collect();
     for batch in 0..batches {
         let prompts: BTreeSet<String> = (0..BATCH)
             .map(|number| format!("{topic} {batch}/{number}"))
             .collect();
         // Separate connections spread over both threads.
-        let replies = prompts.iter().map(|prompt| rig.gateway.send(ask(prompt)));
+        let replies = prompts.iter().map(|prompt| rig.fixture.send(ask(prompt)));
         for reply in join_all(replies).await {
             reply.expect(200);
         }
         rig.assert_comes_to_rest().await;
-        let prefill = bootstrap_fields_by_prompt(&rig.fleet.prefill, &prompts).await;
-        let decode = bootstrap_fields_by_prompt(&rig.fleet.decode, &prompts).await;
+        let prefill = bootstrap_fields_by_prompt(rig.fixture.slots(Role::Prefill), &prompts).await;
+        let decode = bootstrap_fields_by_prompt(rig.fixture.slots(Role::Decode), &prompts).await;
         assert_eq!(prefill.len(), BATCH, "every request has its prefill leg");
         assert_eq!(prefill, decode, "prefill's legs, then decode's");
         for fields in prefill.values() {
-            assert_eq!(fields.host, "127.0.0.1");
-            assert!(ports.contains(&fields.port), "{fields:?} of {ports:?}");
+            let server = format!("{}:{}", fields.host, fields.port);
+            assert!(servers.contains(&server), "{fields:?} of {servers:?}");
             let largest = i64::MAX.unsigned_abs();
             assert!(fields.room <= largest, "{fields:?}");
             rooms.push(fields.room);
@@ -93,19 +90,18 @@ async fn rooms_of(rig: &Rig, topic: &str, batches: usize, ask: impl Fn(&str) -> 
 }
 
 pub async fn no_room_is_used_twice(proxy: Proxy) {
-    let rig = Rig::start(proxy, QUICK, (2, 2)).await;
+    let rig = Rig::start(proxy, FAST, (2, 2)).await;
     let rooms = rooms_of(&rig, "question", 4, Ask::chat).await;
     let different: BTreeSet<u64> = rooms.iter().copied().collect();
     assert_eq!((different.len(), rooms.len()), (4 * BATCH, 4 * BATCH));
     rig.assert_none_refused().await;
+    rig.ends().await;
 }
 
 /// Prefill engines with ranks.
 async fn with_ranks(proxy: Proxy) -> Rig {
-    let ranks = RANKS.to_string();
-    let options = [QUICK, &["--dp-size", ranks.as_str()]].concat();
-    let entry = json!({"dp_size": RANKS});
-    Rig::start_with(proxy, &options, (1, 1), Ports::Listed, entry).await
+    let ranks = spec(proxy).engines(&["--dp-size", "4"], json!({"dp_size": RANKS}));
+    Rig::on(ranks.workers((1, 1))).await
 }
 
 pub async fn every_rank_has_its_rooms(proxy: Proxy) {
@@ -114,6 +110,7 @@ pub async fn every_rank_has_its_rooms(proxy: Proxy) {
     let ranks: BTreeSet<u64> = rooms.iter().map(|room| room % RANKS).collect();
     assert_eq!(ranks, (0..RANKS).collect());
     rig.assert_none_refused().await;
+    rig.ends().await;
 }
 
 pub async fn a_pinned_rank_has_rooms_of_its_own(proxy: Proxy) {
@@ -132,4 +129,5 @@ pub async fn a_pinned_rank_has_rooms_of_its_own(proxy: Proxy) {
         }
     }
     rig.assert_none_refused().await;
+    rig.ends().await;
 }
