@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 use pd_router_e2e::Proxy;
 use pd_router_e2e::client::{Ask, Reply};
 use pd_router_e2e::engines::{RecordedRequest, Role, static_config, with};
+use pd_router_e2e::fixture::{Fixture, FixtureSpec};
 use pd_router_e2e::gateway::Gateway;
 use pd_router_e2e::json_text::members_without;
 use pd_router_e2e::scripted::{Answer, ScriptedWorker};
@@ -29,9 +30,7 @@ const AT_ONCE: usize = 24;
 
 /// A prefill and a decode worker; decode answers by the number in the request.
 struct ScriptedPair {
-    prefill: ScriptedWorker,
-    decode: ScriptedWorker,
-    gateway: Gateway,
+    fixture: Fixture,
 }
 
 impl ScriptedPair {
@@ -40,20 +39,35 @@ impl ScriptedPair {
         pool: Value,
         answer: impl Fn(&RecordedRequest) -> Answer + Send + Sync + 'static,
     ) -> ScriptedPair {
-        let prefill = ScriptedWorker::start(|_| Answer::json(whole(PARAMS))).await;
-        let decode = ScriptedWorker::start(answer).await;
+        let spec = FixtureSpec::nixl(proxy, (0, 0)).pool(pool);
+        let mut fixture = Fixture::acquire(spec).await;
+        let prefill = |_: &_| Answer::json(whole(PARAMS));
+        fixture.play(Role::Prefill, prefill).await;
+        fixture.play(Role::Decode, answer).await;
         // The workers serve any model: the requested name is under test.
-        let listed = |worker: &ScriptedWorker, role: Role| json!({"address": worker.address.to_string(), "role": role.as_str()});
-        let workers = vec![
-            listed(&prefill, Role::Prefill),
-            listed(&decode, Role::Decode),
-        ];
-        let gateway = Gateway::start(proxy, &static_config(workers, pool), &[]).await;
-        ScriptedPair {
-            prefill,
-            decode,
-            gateway,
+        for entry in &mut fixture.engines.others {
+            entry.as_object_mut().map(|entry| entry.remove("model"));
         }
+        fixture.list_scripted().await;
+        ScriptedPair { fixture }
+    }
+
+    fn prefill(&self) -> &ScriptedWorker {
+        &self.fixture.scripted[0]
+    }
+
+    fn decode(&self) -> &ScriptedWorker {
+        &self.fixture.scripted[1]
+    }
+
+    async fn send(&self, ask: Ask) -> Reply {
+        self.fixture.send(ask).await
+    }
+
+    /// Releases the gateway to the next test, once no booking is open.
+    async fn ends(self) {
+        self.fixture.gateway.assert_comes_to_rest().await;
+        self.fixture.release();
     }
 }
 
@@ -140,11 +154,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
     let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for streamed in [false, true] {
         let sent = body("hello", streamed);
-        let reply = pair
-            .gateway
-            .send(Ask::post(CHAT, sent.clone()))
-            .await
-            .expect(200);
+        let reply = pair.send(Ask::post(CHAT, sent.clone())).await.expect(200);
         let expected = match streamed {
             true => stream(),
             false => whole(r#""z":9007199254740993"#),
@@ -153,7 +163,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
         if let Some(length) = reply.header("content-length") {
             assert_eq!(length, reply.body.len().to_string());
         }
-        let (prefill, decode) = (pair.prefill.last(), pair.decode.last());
+        let (prefill, decode) = (pair.prefill().last(), pair.decode().last());
         // Only the hand-off and, for prefill, the limits differ from the client's body.
         let added = ["kv_transfer_params"];
         let wanted = renamed(&sent, WORKERS);
@@ -170,7 +180,7 @@ pub async fn both_legs_get_the_workers_name_and_the_client_reads_its_own(proxy: 
             assert_length_is_right(got);
         }
     }
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 /// An aggregated worker gets every byte but the name unchanged.
@@ -209,7 +219,7 @@ async fn cut_answers(pair: &ScriptedPair, count: usize, streamed: bool) -> Vec<R
     for first in (0..count).step_by(AT_ONCE) {
         let some = (first..count.min(first + AT_ONCE)).map(|at| {
             let ask = Ask::post(CHAT, body(&format!("cut at {at}."), streamed));
-            pair.gateway.send(ask)
+            pair.send(ask)
         });
         replies.extend(join_all(some).await);
     }
@@ -230,7 +240,7 @@ pub async fn the_clients_name_is_read_wherever_a_stream_is_cut(proxy: Proxy) {
     for (at, reply) in cut_answers(&pair, end, true).await.into_iter().enumerate() {
         assert_eq!(reply.expect(200).text(), restored(&all), "cut at {at}");
     }
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 /// The same for an unstreamed answer.
@@ -250,6 +260,7 @@ pub async fn the_clients_name_is_read_wherever_an_answer_is_cut(proxy: Proxy) {
             assert_eq!(length, reply.body.len().to_string());
         }
     }
+    pair.ends().await;
 }
 
 /// Every byte of a stream in a piece of its own.
@@ -259,8 +270,9 @@ pub async fn a_stream_of_single_bytes_reads_the_same(proxy: Proxy) {
     })
     .await;
     let ask = Ask::post(CHAT, body("hello", true));
-    let reply = pair.gateway.send(ask).await.expect(200);
+    let reply = pair.send(ask).await.expect(200);
     assert_eq!(reply.text(), restored(&stream()));
+    pair.ends().await;
 }
 
 /// An answer that is not JSON, or has no name, passes unchanged (GAIE #1436).
@@ -279,11 +291,12 @@ pub async fn what_has_no_name_is_left_alone(proxy: Proxy) {
     {
         assert_eq!(reply.expect(200).text(), *answer);
     }
+    pair.ends().await;
 }
 
 /// The model requested of the decode worker.
 fn asked_for(pair: &ScriptedPair) -> String {
-    let name = pair.decode.last().json()["model"].clone();
+    let name = pair.decode().last().json()["model"].clone();
     name.as_str().unwrap_or_default().to_owned()
 }
 
@@ -321,23 +334,21 @@ pub async fn a_header_comes_before_an_exact_rule_and_that_before_any(proxy: Prox
         // An empty header has no effect.
         (ask(json!("exact")).header(BY_LLMD, ""), "by-exact", "exact"),
     ] {
-        let reply = pair.gateway.send(ask.clone()).await.expect(200);
+        let reply = pair.send(ask.clone()).await.expect(200);
         assert_eq!(asked_for(&pair), wanted, "{ask:?}");
-        assert_eq!(pair.prefill.last().json()["model"], wanted, "{ask:?}");
+        assert_eq!(pair.prefill().last().json()["model"], wanted, "{ask:?}");
         assert_eq!(reply.json()["model"], clients, "{ask:?}");
-        for got in [pair.prefill.last(), pair.decode.last()] {
+        for got in [pair.prefill().last(), pair.decode().last()] {
             assert!(got.values(BY_LLMD).is_empty() && got.values(BY_GATEWAY).is_empty());
         }
     }
     // A request without a model gets one.
     let nameless = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
-    pair.gateway
-        .send(Ask::post(CHAT, nameless))
-        .await
-        .expect(200);
+    pair.send(Ask::post(CHAT, nameless)).await.expect(200);
     assert_eq!(asked_for(&pair), "by-any");
     // A model that is not a text is refused.
-    pair.gateway.send(ask(json!(7))).await.expect_error(400);
+    pair.send(ask(json!(7))).await.expect_error(400);
+    pair.ends().await;
 }
 
 pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
@@ -349,13 +360,17 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     let rules = json!({"model_rewrites": [{"model": "public", "targets": targets}]});
     let pair = ScriptedPair::start(proxy, rules, as_asked).await;
     let body = r#"{"model":"public","messages":[{"role":"user","content":"hi"}],"max_tokens":4}"#;
-    for reply in
-        pd_router_e2e::client::crowd(pair.gateway.listen, 8, REQUESTS / 8, &Ask::post(CHAT, body))
-            .await
+    for reply in pd_router_e2e::client::crowd(
+        pair.fixture.gateway.listen,
+        8,
+        REQUESTS / 8,
+        &Ask::post(CHAT, body),
+    )
+    .await
     {
         assert_eq!(reply.expect(200).json()["model"], "public");
     }
-    let got = pair.decode.requests();
+    let got = pair.decode().requests();
     assert_eq!(got.len(), REQUESTS);
     let large = got
         .iter()
@@ -369,7 +384,7 @@ pub async fn targets_have_their_share_by_weight(proxy: Proxy) {
     let sigma = (SHARE * (1.0 - SHARE) / REQUESTS as f64).sqrt();
     let share = large as f64 / REQUESTS as f64;
     assert!((share - SHARE).abs() <= SIGMAS * sigma, "{share}");
-    pair.gateway.assert_comes_to_rest().await;
+    pair.ends().await;
 }
 
 /// From an untrusted caller the header is removed and has no effect.
@@ -377,10 +392,11 @@ pub async fn a_name_in_a_header_of_anybody_is_nothing(proxy: Proxy) {
     let pair = ScriptedPair::start(proxy, rewritten(), as_asked).await;
     for name in [BY_GATEWAY, BY_LLMD, "X-LLM-D-Model-Name-Rewrite"] {
         let ask = Ask::post(CHAT, body("hello", false)).header(name, "forged");
-        pair.gateway.send(ask).await.expect(200);
-        for got in [pair.prefill.last(), pair.decode.last()] {
+        pair.send(ask).await.expect(200);
+        for got in [pair.prefill().last(), pair.decode().last()] {
             assert_eq!(got.json()["model"], WORKERS);
             assert!(got.values(name).is_empty(), "{got:?}");
         }
     }
+    pair.ends().await;
 }
