@@ -49,11 +49,6 @@ pd_router_e2e::on_both_hosts! {
     }
     refusals {
         an_unknown_model_is_not_found,
-        a_missing_model_is_refused_by_name,
-        a_model_that_is_no_text_is_refused_by_name,
-        missing_messages_are_refused_by_name,
-        an_array_is_no_request,
-        what_is_not_json_is_refused,
         an_empty_body_is_refused,
         a_compressed_body_is_refused_with_the_reason,
         refused_requests_are_counted_and_reach_no_worker,
@@ -124,5 +119,17 @@ pd_router_e2e::on_both_hosts! {
         aggregated_workers_get_the_request_as_it_was,
         aggregated_workers_stream_too,
         an_unreadable_body_goes_to_an_aggregated_worker,
+    }
+}
+
+// Rules of the router alone, which the tests of plugin/routing prove as well.
+pd_router_e2e::on_both_hosts! {
+    envoy only
+    refusals {
+        a_missing_model_is_refused_by_name,
+        a_model_that_is_no_text_is_refused_by_name,
+        missing_messages_are_refused_by_name,
+        an_array_is_no_request,
+        what_is_not_json_is_refused,
     }
 }

@@ -27,7 +27,6 @@ pd_router_e2e::on_both_hosts! {
         a_name_in_a_header_of_anybody_is_nothing,
     }
     objectives {
-        a_sheddable_request_is_refused_where_a_normal_one_waits,
         the_urgent_come_first_and_flows_take_turns,
         what_anybody_says_of_its_worth_is_nothing,
     }
@@ -35,6 +34,10 @@ pd_router_e2e::on_both_hosts! {
 
 pd_router_e2e::on_both_hosts! {
     envoy only
+    // A rule of the router alone, which the tests of plugin/routing prove as well.
+    objectives {
+        a_sheddable_request_is_refused_where_a_normal_one_waits,
+    }
     conformance {
         gateway_following_epp_routing,
         gateway_following_epp_routing_with_data_parallelism,

@@ -21,13 +21,20 @@ pd_router_e2e::on_both_hosts! {
     }
     policies {
         prefill_gone_and_back_where_decode_runs_whole_requests,
+        a_failed_prefill_is_tried_elsewhere_and_then_fails,
+        decode_only_is_refused_where_decode_only_decodes,
+    }
+}
+
+// Rules of the router alone, which the tests of plugin/routing prove as well.
+pd_router_e2e::on_both_hosts! {
+    envoy only
+    policies {
         prefill_gone_and_back_where_decode_only_decodes,
         prefill_gone_and_back_where_the_policy_is_to_fail,
         prefill_gone_and_back_where_disaggregation_is_enforced,
-        a_failed_prefill_is_tried_elsewhere_and_then_fails,
         a_failed_prefill_fails_at_once_where_configured,
         a_failed_prefill_is_done_by_decode_where_configured,
-        decode_only_is_refused_where_decode_only_decodes,
         enforced_disaggregation_is_never_decode_only,
     }
 }
