@@ -6,8 +6,9 @@
 use fuzz::{Callers, Choices, GENERATIONS, check_edited, input, protocols, router};
 use libfuzzer_sys::fuzz_target;
 use routing::json::says_nothing;
-use routing::request::{HANDOFF_FIELDS, Request};
+use routing::request::Request;
 use routing::route::{Dispatch, Plan};
+use routing::transfer::IN_REQUESTS;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
 
@@ -68,7 +69,7 @@ fn check_not_forged(body: &[u8]) {
     let Ok(members) = serde_json::from_str::<HashMap<String, &RawValue>>(&text) else {
         return;
     };
-    for name in HANDOFF_FIELDS {
+    for name in IN_REQUESTS {
         if let Some(value) = members.get(name) {
             assert!(says_nothing(value.get()), "{name} got through");
         }
