@@ -22,7 +22,7 @@ pub struct Assignment {
     pub fallback: Option<Fallback>,
     /// What the request is counted under.
     pub facts: Facts,
-    /// Only where no prefill call of this router's exists to which the charge could belong, as in direct mode.
+    /// Only where the router makes no prefill call, as in direct mode: else the charge belongs to the call.
     pub(super) prefill_charge: Option<PrefillCharge>,
     pub(super) decode_charge: Option<DecodeCharge>,
     /// The charge of a request that generates nothing.

@@ -9,7 +9,7 @@ pub enum Fate {
     Fetched,
     /// Never fetched: the blocks stay until their lease ends.
     Leaked,
-    /// Unknown: decode was asked, and had not begun to answer when it ended.
+    /// Unknown: decode was asked, and ended before the client had read anything of its answer.
     Unknown,
 }
 
@@ -57,7 +57,7 @@ impl Handed {
         }
     }
 
-    /// The hand-off once its decode leg has begun to answer.
+    /// The hand-off once the client has begun to read what its decode leg answers.
     pub fn fetched(self) -> Self {
         Self {
             fate: Fate::Fetched,

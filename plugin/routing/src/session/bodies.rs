@@ -1,5 +1,7 @@
-//! Owns what is kept of a request's headers and body. The bytes of a body count in one budget as long as the proxy or the
-//! filter holds any of them; what is kept for another leg counts within a bound of its own besides.
+//! Owns what is kept of a request's headers and body.
+//!
+//! A body counts once in the budget for bodies, as long as the proxy or the filter holds any of it. A copy for another leg also
+//! counts in the bound on such copies.
 
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ pub struct ReplayBuffer {
     pub bound: Share,
 }
 
-/// A request that its client has left, kept for the clean-up leg.
+/// A request kept for the clean-up leg: its client has left, or is served by another call.
 #[derive(Debug)]
 pub struct CleanupRequest {
     /// Headers as the client sent them.

@@ -21,7 +21,7 @@ pub struct StepContext<'m> {
     pub router: &'m mut Router,
     /// What is kept of the request.
     pub bodies: &'m mut Bodies,
-    /// The budget for replies that wait for their prefill.
+    /// The bound on what is kept for recoveries: here, of replies that wait for their prefill.
     pub budget: &'m Budget,
     /// The time.
     pub now: Duration,

@@ -33,7 +33,7 @@ impl Session {
     ) -> Vec<Effect<'static>> {
         let may_be_broken_off = match self.stage {
             Stage::Forwarded => self.response.is_open(),
-            // The worker at fault is known already.
+            // No worker is judged any more, but the break is counted.
             Stage::Recovering => true,
             _ => false,
         };
@@ -62,7 +62,7 @@ impl Session {
             _ => {}
         }
         effects.extend(self.abort.take().map(Effect::AbortAtEnd));
-        // An answer that was held back did not reach the client.
+        // An answer that was held back did not reach the client, which may have got the proxy's own 503.
         let is_answered = stage == Stage::Answered || self.response.has_begun();
         let status_class = match is_answered {
             true => self.response.status_class(),

@@ -32,12 +32,12 @@ pub enum Takeover {
     Impossible,
 }
 
-/// How a stream has ended whose answer had not.
+/// How a stream has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamEnd {
     /// The worker broke the answer off.
     BrokenOff,
-    /// In another way: the client has left.
+    /// In another way: with the answer, or since the client has left.
     Other,
 }
 
