@@ -11,7 +11,7 @@ use crate::headers;
 
 use super::{
     BootstrapSource, ConditionalPolicy, Config, ConfigError, OnPrefillAbsent, OnPrefillFailure,
-    OnStalePin, Pool,
+    OnStalePin, Pool, picker,
 };
 
 /// Maximum number of pools: each pool has a router, and with it memory, on every thread.
@@ -97,7 +97,7 @@ impl Pool {
             "only SGLang's workers can be asked for the port of their bootstrap server: name it, as {\"port\": 8998}",
         )?;
         self.check_frontends(at)?;
-        self.check_picker(at)?;
+        picker::check(self, at)?;
         self.check_paths(at)?;
         self.responses.check(self.rules(), at)?;
         self.check_policies(at)?;

@@ -27,19 +27,18 @@ pub enum OnEmpty {
     Pass,
 }
 
-impl Pool {
-    pub(super) fn check_picker(&self, at: &str) -> Result<(), ConfigError> {
-        for (index, rewrite) in self.model_rewrites.iter().enumerate() {
-            rewrite.check(&format!("{at}.model_rewrites[{index}]"))?;
-        }
-        let is_whole = self.rules().order == LegOrder::NoHandoff;
-        let may_open = is_whole && self.destinations == Destinations::Members;
-        require(
-            may_open || self.on_empty == OnEmpty::Refuse,
-            format_args!("{at}.on_empty"),
-            "\"pass\" is for the protocol \"aggregated\" with destinations \"members\": elsewhere a request would reach a worker that cannot serve it whole; use \"refuse\"",
-        )
+/// Checks these duties of a pool.
+pub(super) fn check(pool: &Pool, at: &str) -> Result<(), ConfigError> {
+    for (index, rewrite) in pool.model_rewrites.iter().enumerate() {
+        rewrite.check(&format!("{at}.model_rewrites[{index}]"))?;
     }
+    let is_whole = pool.rules().order == LegOrder::NoHandoff;
+    let may_open = is_whole && pool.destinations == Destinations::Members;
+    require(
+        may_open || pool.on_empty == OnEmpty::Refuse,
+        format_args!("{at}.on_empty"),
+        "\"pass\" is for the protocol \"aggregated\" with destinations \"members\": elsewhere a request would reach a worker that cannot serve it whole; use \"refuse\"",
+    )
 }
 
 impl ModelRewrite {

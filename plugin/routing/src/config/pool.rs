@@ -3,8 +3,7 @@
 use super::*;
 
 impl Pool {
-    /// A pool with the configuration's defaults. It has no source: its workers come by
-    /// [`Router::adopt`](crate::route::Router::adopt).
+    /// A pool with the configuration's defaults. It has no source: its workers come by `Router::adopt`.
     pub fn new(name: &str, protocol: ProtocolName) -> Self {
         Self {
             name: name.to_owned(),
