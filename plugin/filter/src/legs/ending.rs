@@ -13,7 +13,6 @@ pub fn settle(runtime: &PoolRuntime, stream: &Rc<Stream>) {
     effects::step(runtime, stream, |session, with| {
         session.stream_ended(with, is_broken_off)
     });
-    stream.bodies().release();
     runtime.watch_no_more(stream);
     runtime.telemetry.stream_closed();
 }

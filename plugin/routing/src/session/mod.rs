@@ -318,8 +318,8 @@ impl Session {
         }
         effects.extend(self.abort.take().map(Effect::AbortAtEnd));
         // An answer that was held back did not reach the client, which may have got the proxy's own 503.
-        let is_answered = stage == Stage::Answered || self.response.has_begun();
-        let status_class = match is_answered {
+        let has_reached_client = stage == Stage::Answered || self.response.has_begun();
+        let status_class = match has_reached_client {
             true => self.response.status_class(),
             false => 0,
         };

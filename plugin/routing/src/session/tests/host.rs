@@ -518,7 +518,6 @@ impl Host {
         }
         self.is_gone = true;
         self.step(|session, with| session.stream_ended(with, || end == StreamEnd::BrokenOff));
-        self.bodies.release();
         self.decode = Decode::None;
     }
 
